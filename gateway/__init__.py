@@ -1,0 +1,1 @@
+"""Routes token-streaming requests to workers and back."""

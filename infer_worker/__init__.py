@@ -1,0 +1,1 @@
+"""Runs one engine and streams its tokens."""

@@ -1,0 +1,33 @@
+"""Connects to Redis or Valkey."""
+
+from __future__ import annotations
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+BLOCK_LIMIT_S = 5.0
+"""Longest that a blocking read waits before it asks again."""
+
+UNREACHABLE = (RedisConnectionError, RedisTimeoutError, OSError)
+"""What redis-py raises when the server cannot be reached or does not answer."""
+
+
+def connect(url: str) -> Redis:
+    """A client of its own connection pool; values are bytes.
+
+    Every answer must come within the longest blocking read plus five seconds, so that a paused server or
+    a cut network shows as an error rather than as a wait without end.
+    """
+    return Redis.from_url(
+        url,
+        protocol=2,
+        decode_responses=False,
+        socket_timeout=BLOCK_LIMIT_S + 5,
+        socket_connect_timeout=2,
+        socket_keepalive=True,
+        retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), retries=3),
+        retry_on_error=[RedisConnectionError],
+    )

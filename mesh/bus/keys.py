@@ -1,0 +1,73 @@
+"""Every Redis key. All keys of a model share a hash tag, so that one script may touch them in a cluster."""
+
+from __future__ import annotations
+
+REQUEST_GROUP = "workers"
+BUILD_GROUP = "builders"
+PRIORITIES = ("high", "normal", "low")
+
+
+def model_stream(model: str, priority: str) -> str:
+    """Requests that any worker of the model may take."""
+    return f"em:{{m:{model}}}:requests:{priority}"
+
+
+def engine_stream(model: str, engine: str, priority: str) -> str:
+    """Requests for one engine: pinned by the client, or only this engine can hold them."""
+    return f"em:{{m:{model}}}:engine:{engine}:{priority}"
+
+
+def inbox_stream(model: str, worker_id: str, priority: str) -> str:
+    """Requests for one worker."""
+    return f"em:{{m:{model}}}:inbox:{worker_id}:{priority}"
+
+
+def model_engines(model: str) -> str:
+    """Hash: engine digest to index record; the index of the store."""
+    return f"em:{{m:{model}}}:engines"
+
+
+MODELS = "em:{index}:models"
+"""Set: every model with an engine."""
+
+INDEX_EVENTS = "em:{index}:events"
+"""Stream: one entry each time that the index gains or loses an engine."""
+
+
+def lease_clock(role: str) -> str:
+    """Sorted set: process id to expiry in milliseconds of the Redis server's clock."""
+    return f"em:{{{role}}}:leases"
+
+
+def lease_info(role: str) -> str:
+    """Hash: process id to what it says of itself."""
+    return f"em:{{{role}}}:info"
+
+
+def build_stream(target_key: str) -> str:
+    """Build jobs for one target."""
+    return f"em:{{t:{target_key}}}:jobs"
+
+
+def operation_log(build_id: str) -> str:
+    """Stream: every state of one build's operation; the last entry is the present state."""
+    return f"em:{{b:{build_id}}}:log"
+
+
+def operation_control(build_id: str) -> str:
+    """Stream: what the build's worker is asked to do (cancel)."""
+    return f"em:{{b:{build_id}}}:control"
+
+
+BUILDS = "em:{builds}:all"
+"""Sorted set: build id to creation time in Unix milliseconds."""
+
+
+def build_request(request_id: str) -> str:
+    """String: build id that a client's request id gave, for as long as it is remembered."""
+    return f"em:{{builds}}:request:{request_id}"
+
+
+def build_in_flight(digest: str) -> str:
+    """String: build id that runs for this spec and target."""
+    return f"em:{{builds}}:inflight:{digest}"

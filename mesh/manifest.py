@@ -1,0 +1,114 @@
+"""The manifest: what an engine is, what it was made for, and which blobs it consists of.
+
+Its canonical JSON names the engine: the engine's digest is the sha256 of those bytes. It holds no time
+and no host name, so the same build made twice has the same digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from mesh.errors import IntegrityError
+from mesh.target import Target  # noqa: TC001 - pydantic needs it at run time
+
+SCHEMA_VERSION = 1
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+RelativePath = Annotated[
+    str, StringConstraints(pattern=r"^(?!/)(?!.*(^|/)\.\.?(/|$))[A-Za-z0-9._/ +-]{1,512}$")
+]
+MODEL_NAME = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EngineFile(_Record):
+    """One file of an engine: its place in the engine's folder, and the blob that holds it."""
+
+    path: RelativePath
+    size: int = Field(ge=0, description="bytes")
+    sha256: Sha256
+
+
+class TokenizerInfo(_Record):
+    """What a gateway needs besides tokenizer.json to turn text into ids and back."""
+
+    file: RelativePath = "tokenizer.json"
+    chat_template: str = ""
+    bos_token: str = ""
+    eos_token: str = ""
+    eos_token_ids: tuple[int, ...] = ()
+    vocab_size: int = Field(gt=0)
+
+
+class Manifest(_Record):
+    """An engine. Lengths are in tokens, sizes in bytes."""
+
+    schema_version: int = SCHEMA_VERSION
+    model: Annotated[str, StringConstraints(pattern=MODEL_NAME.pattern)]
+    kind: str
+    target: Target
+    precision: str
+    build_key: Sha256
+    versions: dict[str, str]
+    max_batch_size: int = Field(gt=0)
+    max_seq_len: int = Field(gt=0)
+    max_num_tokens: int = Field(gt=0)
+    kv_bytes_per_token: int = Field(0, ge=0)
+    tokenizer: TokenizerInfo
+    capabilities: tuple[str, ...] = ()
+    options: dict[str, str] = {}
+    files: tuple[EngineFile, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def digest(self) -> str:
+        """The engine's name: sha256 of the canonical JSON, in hex."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON: sorted keys, no spaces, UTF-8."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    def file(self, path: str) -> EngineFile:
+        """The entry of one path; KeyError if there is none."""
+        for entry in self.files:
+            if entry.path == path:
+                return entry
+        raise KeyError(path)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, digest: str) -> Manifest:
+        """Reads a manifest that was asked for by digest.
+
+        Raises:
+            IntegrityError: the bytes have another digest, or are no manifest of a known schema.
+        """
+        actual = hashlib.sha256(data).hexdigest()
+        if actual != digest:
+            raise IntegrityError("manifest has another digest", expected=digest, actual=actual)
+        try:
+            manifest = cls.model_validate_json(data)
+        except ValidationError as error:
+            raise IntegrityError(f"not a manifest: {error}", expected=digest) from error
+        if manifest.schema_version != SCHEMA_VERSION:
+            raise IntegrityError(
+                f"manifest schema {manifest.schema_version}, this version reads {SCHEMA_VERSION}",
+                expected=digest,
+            )
+        return manifest
+
+
+def canonical_json(value: object) -> bytes:
+    """JSON that is the same for the same value, so that its digest can name it."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

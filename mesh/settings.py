@@ -1,0 +1,110 @@
+"""Every setting of every process, read from the environment (`ENGINEMESH_<NAME>`) and nowhere else.
+
+Settings of OpenTelemetry keep their standard names (`OTEL_*`) and are read by its SDK.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+MIB = 1 << 20
+
+
+class MeshSettings(BaseSettings):
+    """What every process needs: where Redis and the store are, and where its own files go."""
+
+    model_config = SettingsConfigDict(env_prefix="ENGINEMESH_", frozen=True, extra="ignore")
+
+    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis or Valkey, redis:// or rediss://")
+    s3_endpoint: str = Field("127.0.0.1:9000", description="host:port of the S3 server")
+    s3_secure: bool = Field(False, description="Speak TLS to the S3 server")
+    s3_region: str = Field("us-east-1", description="Region that requests are signed for")
+    s3_bucket: str = Field("enginemesh", description="Bucket of blobs, manifests and index; made if absent")
+    s3_access_key: SecretStr = Field(SecretStr(""), description="S3 access key")
+    s3_secret_key: SecretStr = Field(SecretStr(""), description="S3 secret key")
+    data_dir: Path = Field(Path(".data"), description="Folder for caches, traces and the embedded services")
+    log_format: Literal["console", "json"] = Field("console", description="How log lines look")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe level shown"
+    )
+    metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus endpoint on loopback; 0: none")
+    trace_sample_ratio: float = Field(1.0, ge=0, le=1, description="Share of new traces that are recorded")
+    lease_ttl_s: float = Field(
+        6.0, gt=0, description="A process that has not renewed its lease this long is gone"
+    )
+    heartbeat_interval_s: float = Field(
+        0.25, gt=0, description="Longest silence that a worker keeps on a link"
+    )
+    silence_limit_s: float = Field(0.75, gt=0, description="A link silent for this long is taken for dead")
+    drain_timeout_s: float = Field(30.0, ge=0, description="Grace time after SIGTERM for running streams")
+
+
+class GatewaySettings(MeshSettings):
+    """Settings of a gateway process."""
+
+    gateway_id: str = Field(
+        default_factory=lambda: _process_id("gw"), description="Unique name of this process"
+    )
+    host: str = Field("127.0.0.1", description="Address that clients reach")
+    port: int = Field(50051, ge=0, le=65535, description="Port that clients reach; 0: any free one")
+    link_host: str = Field("127.0.0.1", description="Address that workers reach; goes into every queue entry")
+    link_port: int = Field(0, ge=0, le=65535, description="Port that workers reach; 0: any free one")
+    max_message_bytes: int = Field(16 * MIB, gt=0, description="Largest gRPC message in either direction")
+    max_prompt_bytes: int = Field(4 * MIB, gt=0, description="Longest prompt or conversation, in UTF-8 bytes")
+    max_requests: int = Field(20_000, gt=0, description="Requests in the gateway at once")
+    max_attempts: int = Field(3, gt=0, description="Workers that a request is tried on")
+    default_timeout_s: float = Field(600.0, gt=0, description="Deadline of a call that sets none")
+
+
+class WorkerSettings(MeshSettings):
+    """What inference and build workers share."""
+
+    worker_id: str = Field(default_factory=lambda: _process_id("w"), description="Unique name of this worker")
+    kinds: str = Field("openvino", description="Engine kinds that this worker handles, with commas between")
+
+    @cached_property
+    def kind_list(self) -> list[str]:
+        """The kinds as a list, in order of preference."""
+        return [kind.strip() for kind in self.kinds.split(",") if kind.strip()]
+
+
+class InferWorkerSettings(WorkerSettings):
+    """Settings of an inference worker."""
+
+    model: str = Field(description="Model to serve; no default")
+    match_policy: Literal["exact", "same_compute_capability", "compatible"] = Field(
+        "exact", description="How near an engine's target must be to this hardware"
+    )
+    cache_limit_bytes: int = Field(50 << 30, gt=0, description="Engines kept on disk, in bytes")
+    take_bite: int = Field(4, gt=0, description="Requests taken from the queue at once, at most")
+    claim_idle_s: float = Field(
+        1.0, gt=0, description="An unconfirmed entry of another worker is claimed after this"
+    )
+
+
+class BuildWorkerSettings(WorkerSettings):
+    """Settings of a build worker."""
+
+    source_roots: str = Field(
+        "", description="Folders that a model file may name as source, with colons between"
+    )
+    threads: int = Field(0, ge=0, description="Threads of a build; 0: all cores")
+
+    @cached_property
+    def source_root_list(self) -> list[Path]:
+        """The allowed folders, resolved."""
+        return [Path(root).resolve() for root in self.source_roots.split(os.pathsep) if root]
+
+
+def _process_id(prefix: str) -> str:
+    """A name that no other process has, and that people can place: host, pid, random."""
+    host = socket.gethostname().split(".")[0][:24].lower() or "host"
+    return f"{prefix}-{host}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
