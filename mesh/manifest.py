@@ -11,15 +11,24 @@ import json
 import re
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from mesh.errors import IntegrityError
 from mesh.target import Target  # noqa: TC001 - pydantic needs it at run time
 
 SCHEMA_VERSION = 1
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+def _stay_inside(path: str) -> str:
+    """Refuses what could leave the folder that the path is joined to, or name one file in two ways."""
+    if any(segment in {"", ".", ".."} for segment in path.split("/")):
+        raise ValueError("must be a plain relative path without empty, '.' or '..' segments")
+    return path
+
+
 RelativePath = Annotated[
-    str, StringConstraints(pattern=r"^(?!/)(?!.*(^|/)\.\.?(/|$))[A-Za-z0-9._/ +-]{1,512}$")
+    str, StringConstraints(pattern=r"^[A-Za-z0-9._/ +-]{1,512}$"), AfterValidator(_stay_inside)
 ]
 MODEL_NAME = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")
 
