@@ -1,0 +1,86 @@
+"""Every metric instrument. Durations are in seconds; attributes are named in mesh/semconv.py.
+
+The instruments do nothing until `mesh.telemetry.configure` finds somewhere to send them.
+"""
+
+from __future__ import annotations
+
+from opentelemetry import metrics
+
+TOKEN_BOUNDARIES_S = (
+    *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3),
+    *(0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0),
+)
+"""1 ms to 60 s, each at most 2 times the one before, so that a percentile read from them is near."""
+
+TASK_BOUNDARIES_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
+"""100 ms to 2 h, for builds, downloads and loads."""
+
+_meter = metrics.get_meter("enginemesh")
+
+REQUEST_DURATION = _meter.create_histogram(
+    "gen_ai.server.request.duration",
+    "s",
+    "Call's arrival to its last message",
+    explicit_bucket_boundaries_advisory=TOKEN_BOUNDARIES_S,
+)
+TIME_TO_FIRST_TOKEN = _meter.create_histogram(
+    "gen_ai.server.time_to_first_token",
+    "s",
+    "Call's arrival to its first token",
+    explicit_bucket_boundaries_advisory=TOKEN_BOUNDARIES_S,
+)
+TIME_PER_OUTPUT_TOKEN = _meter.create_histogram(
+    "gen_ai.server.time_per_output_token",
+    "s",
+    "Mean time of each token after the first, of one request",
+    explicit_bucket_boundaries_advisory=TOKEN_BOUNDARIES_S,
+)
+TOKENS = _meter.create_counter(
+    "enginemesh.tokens", "{token}", "Tokens taken in and generated, by gen_ai.token.type"
+)
+REQUESTS_ACTIVE = _meter.create_up_down_counter(
+    "enginemesh.requests.active", "{request}", "Requests in this gateway that have not ended"
+)
+REQUESTS_MOVED = _meter.create_counter(
+    "enginemesh.requests.moved", "{request}", "Attempts that were given up for another worker"
+)
+QUEUE_TIME = _meter.create_histogram(
+    "enginemesh.queue.time",
+    "s",
+    "Queue to the worker that runs the attempt",
+    explicit_bucket_boundaries_advisory=TOKEN_BOUNDARIES_S,
+)
+QUEUE_DEPTH = _meter.create_gauge(
+    "enginemesh.queue.depth", "{request}", "Requests of a model that no worker has started"
+)
+SLOTS = _meter.create_gauge("enginemesh.slots", "{slot}", "Sequences that the engine runs at most")
+SLOTS_USED = _meter.create_gauge("enginemesh.slots.used", "{slot}", "Sequences that the engine runs now")
+KV_CACHE_USAGE = _meter.create_gauge("enginemesh.kv_cache.usage", "1", "KV cache in use, 0 to 1")
+LINKS_ACTIVE = _meter.create_up_down_counter(
+    "enginemesh.links.active", "{link}", "Links between this gateway and workers"
+)
+ENGINE_STEP_DURATION = _meter.create_histogram(
+    "enginemesh.engine.step.duration",
+    "s",
+    "One engine step, all its sequences together",
+    explicit_bucket_boundaries_advisory=TOKEN_BOUNDARIES_S,
+)
+ENGINE_FETCH_DURATION = _meter.create_histogram(
+    "enginemesh.engine.fetch.duration",
+    "s",
+    "Download and check of an engine's files",
+    explicit_bucket_boundaries_advisory=TASK_BOUNDARIES_S,
+)
+ENGINE_LOAD_DURATION = _meter.create_histogram(
+    "enginemesh.engine.load.duration",
+    "s",
+    "Load and warm-up of an engine",
+    explicit_bucket_boundaries_advisory=TASK_BOUNDARIES_S,
+)
+BUILD_STAGE_DURATION = _meter.create_histogram(
+    "enginemesh.build.stage.duration",
+    "s",
+    "One stage of a build, by enginemesh.build.stage",
+    explicit_bucket_boundaries_advisory=TASK_BOUNDARIES_S,
+)
