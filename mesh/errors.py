@@ -88,6 +88,16 @@ class NotFoundError(MeshError):
         return [error_details_pb2.ResourceInfo(resource_type=self.resource, resource_name=self.name)]
 
 
+class AlreadyExistsError(MeshError):
+    """A resource of this name exists."""
+
+    code = grpc.StatusCode.ALREADY_EXISTS
+    reason = "ALREADY_EXISTS"
+
+    def __init__(self, resource: str, name: str) -> None:
+        super().__init__(f"a {resource} named {name!r} exists already", resource=resource, name=name)
+
+
 class PreconditionError(MeshError):
     """The system is not in the state that the call needs, such as an engine for other hardware."""
 

@@ -52,6 +52,15 @@ class RequestProducer:
         """Removes a request that is no longer wanted; harmless if a worker has it already."""
         await _remove(self._redis, [(ticket.stream, ticket.entry_id)])
 
+    async def present(self, tickets: Sequence[Ticket]) -> list[bool]:
+        """For each ticket, whether its entry is still in its stream."""
+        if not tickets:
+            return []
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for ticket in tickets:
+                pipe.xrange(ticket.stream, ticket.entry_id, ticket.entry_id)
+            return [bool(found) for found in await pipe.execute()]
+
     async def depth(self, model: str, engines: Iterable[str] = ()) -> int:
         """Entries of a model that no worker has started, its engines' own streams included."""
         streams = [keys.model_stream(model, priority) for priority in keys.PRIORITIES]

@@ -1,0 +1,125 @@
+"""What this gateway knows of each model: its engines' limits and its tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gateway.tokenizer import ModelTokenizer
+from mesh.bus.connection import UNREACHABLE
+from mesh.errors import InvalidFieldError, NotFoundError
+
+if TYPE_CHECKING:
+    from mesh.bus.index import EngineIndex
+    from mesh.engine_store import EngineRecord, EngineStore
+    from mesh.manifest import Manifest
+
+log = structlog.get_logger(__name__)
+
+TOKENIZER_LIMIT_BYTES = 64 << 20
+WATCH_TIMEOUT_S = 5.0
+RETRY_DELAY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model, with all its engines of one vocabulary.
+
+    Attributes:
+        engines: By digest.
+        tokenizer: Shared by all of them.
+    """
+
+    name: str
+    engines: dict[str, Manifest]
+    tokenizer: ModelTokenizer
+
+    def engines_for(self, engine: str) -> list[Manifest]:
+        """The engines that a request may run on: the one that it names, or all.
+
+        Raises:
+            InvalidFieldError: this model has no such engine.
+        """
+        if not engine:
+            return list(self.engines.values())
+        if engine not in self.engines:
+            raise InvalidFieldError("engine", f"model {self.name!r} has no engine {engine!r}")
+        return [self.engines[engine]]
+
+
+class Catalogue:
+    """Models by name, kept up to date by the index's events.
+
+    Args:
+        index: Names engines and their manifests.
+        store: Holds their tokenizers.
+    """
+
+    def __init__(self, index: EngineIndex, store: EngineStore) -> None:
+        self._index = index
+        self._store = store
+        self._models: dict[str, ServedModel] = {}
+        self._loading = asyncio.Lock()
+
+    async def model(self, name: str) -> ServedModel:
+        """One model.
+
+        Raises:
+            NotFoundError: it has no engine.
+            UnavailableError: the store or the index cannot be reached.
+        """
+        known = self._models.get(name)
+        if known is not None:
+            return known
+        async with self._loading:
+            if name not in self._models:
+                records = await self._index.engines(name)
+                if not records:
+                    raise NotFoundError("model", name, f"no model named {name!r}: it has no engine")
+                self._models[name] = await self._load(name, records)
+            return self._models[name]
+
+    async def names(self) -> list[str]:
+        """All models that have an engine."""
+        return sorted(await self._index.models())
+
+    async def watch(self) -> None:
+        """Forgets, for ever, what the index says has changed; the next request loads it anew."""
+        seen = "0"
+        while True:
+            try:
+                event = await self._index.wait_for_change(seen, WATCH_TIMEOUT_S)
+            except UNREACHABLE:
+                await asyncio.sleep(RETRY_DELAY_S)
+                continue
+            if event is not None:
+                seen = event
+                await self._refresh()
+
+    async def _refresh(self) -> None:
+        """Loads known models again rather than dropping them, so that no request waits for the store."""
+        for name in list(self._models):
+            records = await self._index.engines(name)
+            if not records:
+                self._models.pop(name, None)
+            elif {record.digest for record in records} != set(self._models[name].engines):
+                self._models[name] = await self._load(name, records)
+
+    async def _load(self, name: str, records: list[EngineRecord]) -> ServedModel:
+        newest = max(records, key=lambda record: (record.create_time, record.digest)).manifest
+        file = newest.file(newest.tokenizer.file)
+        same_vocabulary = {
+            record.digest: record.manifest
+            for record in records
+            if record.manifest.file(record.manifest.tokenizer.file).sha256 == file.sha256
+        }
+        if len(same_vocabulary) < len(records):
+            log.warning("engines with another tokenizer are not served", model=name)
+        data = await asyncio.to_thread(
+            self._store.read_file, newest, newest.tokenizer.file, TOKENIZER_LIMIT_BYTES
+        )
+        tokenizer = await asyncio.to_thread(ModelTokenizer, data, newest.tokenizer)
+        return ServedModel(name, same_vocabulary, tokenizer)

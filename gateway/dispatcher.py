@@ -1,0 +1,191 @@
+"""Carries out what the request table decides: queue entries in Redis, cancels on links, moves, deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+from opentelemetry import trace
+
+from gateway.session import State
+from mesh import telemetry
+from mesh.bus import keys
+from mesh.bus.connection import UNREACHABLE
+from mesh.errors import DeadlineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+
+    from gateway.request_table import LinkSessions, RequestTable
+    from gateway.session import Session
+    from mesh.bus.requests import RequestProducer
+
+log = structlog.get_logger(__name__)
+tracer = trace.get_tracer("enginemesh.gateway")
+
+RETRY_DELAY_S = 0.1
+AUDIT_INTERVAL_S = 1.0
+
+
+class Dispatcher:
+    """Sends requests on their way and takes back what they leave.
+
+    Args:
+        table: The protocol's state.
+        producer: The queues.
+        gateway_id: This process.
+        gateway_address: Where workers reach this process, "host:port".
+    """
+
+    def __init__(
+        self, table: RequestTable, producer: RequestProducer, gateway_id: str, gateway_address: str
+    ) -> None:
+        self.table = table
+        self._producer = producer
+        self._gateway_id = gateway_id
+        self._gateway_address = gateway_address
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._queue_spans: dict[Session, trace.Span] = {}
+        self._timers: dict[Session, asyncio.TimerHandle] = {}
+        self._deadlines: dict[Session, float] = {}
+        self.cancel_on_link: Callable[[LinkSessions, int], None] = lambda _link, _handle: None
+
+    async def submit(self, session: Session, timeout_s: float) -> None:
+        """Enters a request and queues it. Returns once it is queued, or will be when Redis is back.
+
+        Args:
+            session: The request.
+            timeout_s: Seconds until its deadline.
+
+        Raises:
+            AlreadyExistsError: a request of this name is in flight.
+        """
+        self.table.add(session)
+        loop = asyncio.get_running_loop()
+        self._deadlines[session] = loop.time() + timeout_s
+        self._timers[session] = loop.call_later(timeout_s, self._expire, session)
+        await self._enqueue(session)
+
+    def end(self, session: Session) -> None:
+        """Takes back everything that a request has anywhere. Harmless to repeat; never waits.
+
+        The handler of a cancelled call runs this while it is being cancelled, so what must wait is left
+        to a task of the dispatcher's own.
+        """
+        leftover = self.table.end(session)
+        if timer := self._timers.pop(session, None):
+            timer.cancel()
+        self._deadlines.pop(session, None)
+        self._end_queue_span(session)
+        if leftover.link is not None:
+            self.cancel_on_link(leftover.link, leftover.handle)
+        if leftover.ticket is not None:
+            self._spawn(self._producer.withdraw(leftover.ticket))
+
+    def claimed(self, session: Session) -> None:
+        """A worker may run the request: its wait is over."""
+        now = asyncio.get_running_loop().time()
+        session.timeline.queue_total += now - session.timeline.queued
+        self._end_queue_span(session)
+
+    def move(self, sessions: Iterable[Session]) -> None:
+        """Queues requests again that lost their worker; they are QUEUED for their next attempt already."""
+        for session in sessions:
+            log.info("request moves", request=session.request_id, attempt=session.attempt)
+            self._spawn(self._enqueue(session))
+
+    async def audit(self) -> None:
+        """Queues again, for ever, what Redis lost: requests that no worker claimed and no stream holds."""
+        while True:
+            await asyncio.sleep(AUDIT_INTERVAL_S)
+            waiting = [session for session in self.table.queued() if session.ticket is not None]
+            try:
+                tickets = [session.ticket for session in waiting if session.ticket is not None]
+                present = await self._producer.present(tickets)
+            except UNREACHABLE:
+                continue
+            for session, is_present, ticket in zip(waiting, present, tickets, strict=True):
+                if not is_present and session.state is State.QUEUED and session.ticket is ticket:
+                    log.warning("queue lost a request", request=session.request_id)
+                    await self._enqueue(session)
+
+    async def close(self) -> None:
+        """Waits for what was still to be taken back."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1)
+
+    async def _enqueue(self, session: Session) -> None:
+        loop = asyncio.get_running_loop()
+        attempt = session.attempt
+        session.timeline.queued = loop.time()
+        self._begin_queue_span(session)
+        payload = session.queued_request(self._gateway_id, self._gateway_address).SerializeToString()
+        while self._is_waiting(session, attempt):
+            ttl_s = self._deadlines[session] - loop.time()
+            try:
+                ticket = await self._producer.add(_stream(session), payload, ttl_s)
+            except UNREACHABLE as error:
+                # Running streams live on without Redis, and one that has to be queued waits for it until
+                # its deadline.
+                log.warning("queue unreachable", request=session.request_id, error=str(error))
+                await asyncio.sleep(RETRY_DELAY_S)
+                continue
+            if self._is_waiting(session, attempt):
+                session.ticket = ticket
+            elif session.state is State.ENDED:
+                # It ended while its entry was on the way. (A worker may also have been quicker than
+                # Redis's answer; then it owns the entry.)
+                await self._producer.withdraw(ticket)
+            return
+
+    def _is_waiting(self, session: Session, attempt: int) -> bool:
+        return session.state is State.QUEUED and session.attempt == attempt
+
+    def _expire(self, session: Session) -> None:
+        where = "in the queue" if session.state is State.QUEUED else "while it ran"
+        session.fail(
+            DeadlineError(
+                f"the deadline passed {where}", where=session.state.value, tokens_sent=session.taken
+            )
+        )
+
+    def _begin_queue_span(self, session: Session) -> None:
+        if not session.span.is_recording():
+            return
+        span = tracer.start_span(
+            f"send {session.model}",
+            context=trace.set_span_in_context(session.span),
+            kind=trace.SpanKind.PRODUCER,
+            attributes={
+                "messaging.system": "redis",
+                "messaging.operation.type": "send",
+                "messaging.destination.name": _stream(session),
+                "messaging.message.id": session.request_id,
+                "enginemesh.attempt": session.attempt,
+            },
+        )
+        session.traceparent, session.tracestate = telemetry.inject(trace.set_span_in_context(span))
+        self._queue_spans[session] = span
+
+    def _end_queue_span(self, session: Session) -> None:
+        if span := self._queue_spans.pop(session, None):
+            span.end()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("background work failed", error=repr(error))
+
+
+def _stream(session: Session) -> str:
+    """Where a request waits. One that was moved goes before those that have not begun."""
+    priority = "high" if session.attempt > 1 else session.priority
+    if session.engine:
+        return keys.engine_stream(session.model, session.engine, priority)
+    return keys.model_stream(session.model, priority)
