@@ -26,21 +26,23 @@ from enginemesh.internal.v1 import step_pb2 as enginemesh_dot_internal_dot_v1_do
 from enginemesh.v1 import sampling_pb2 as enginemesh_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+enginemesh/internal/v1/engine_process.proto\x12\x16\x65nginemesh.internal.v1\x1a!enginemesh/internal/v1/step.proto\x1a\x1c\x65nginemesh/v1/sampling.proto\"`\n\rEngineCommand\x12\x32\n\x03\x61\x64\x64\x18\x01 \x01(\x0b\x32#.enginemesh.internal.v1.AddSequenceH\x00\x12\x10\n\x06\x63\x61ncel\x18\x02 \x01(\rH\x00\x42\t\n\x07\x63ommand\"o\n\x0b\x41\x64\x64Sequence\x12\n\n\x02id\x18\x01 \x01(\r\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x0f\n\x07resumed\x18\x03 \x01(\r\x12/\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.enginemesh.v1.SamplingParams\"\xcc\x01\n\x0b\x45ngineEvent\x12\x34\n\x05ready\x18\x01 \x01(\x0b\x32#.enginemesh.internal.v1.EngineReadyH\x00\x12\x32\n\x04step\x18\x02 \x01(\x0b\x32\".enginemesh.internal.v1.StepOutputH\x00\x12\x34\n\x05stats\x18\x03 \x01(\x0b\x32#.enginemesh.internal.v1.EngineStatsH\x00\x12\x14\n\nload_error\x18\x04 \x01(\tH\x00\x42\x07\n\x05\x65vent\"V\n\x0b\x45ngineReady\x12\r\n\x05slots\x18\x01 \x01(\r\x12\x13\n\x0bmax_seq_len\x18\x02 \x01(\r\x12\x0f\n\x07load_us\x18\x03 \x01(\x04\x12\x12\n\nwarm_up_us\x18\x04 \x01(\x04\"_\n\x0b\x45ngineStats\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x1b\n\x0ekv_cache_usage\x18\x03 \x01(\x02H\x00\x88\x01\x01\x42\x11\n\x0f_kv_cache_usageb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+enginemesh/internal/v1/engine_process.proto\x12\x16\x65nginemesh.internal.v1\x1a!enginemesh/internal/v1/step.proto\x1a\x1c\x65nginemesh/v1/sampling.proto\"\x94\x01\n\rEngineCommand\x12\x32\n\x03\x61\x64\x64\x18\x01 \x01(\x0b\x32#.enginemesh.internal.v1.AddSequenceH\x00\x12\x10\n\x06\x63\x61ncel\x18\x02 \x01(\rH\x00\x12\x32\n\x04load\x18\x03 \x01(\x0b\x32\".enginemesh.internal.v1.LoadEngineH\x00\x42\t\n\x07\x63ommand\".\n\nLoadEngine\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\"o\n\x0b\x41\x64\x64Sequence\x12\n\n\x02id\x18\x01 \x01(\r\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x0f\n\x07resumed\x18\x03 \x01(\r\x12/\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.enginemesh.v1.SamplingParams\"\xcc\x01\n\x0b\x45ngineEvent\x12\x34\n\x05ready\x18\x01 \x01(\x0b\x32#.enginemesh.internal.v1.EngineReadyH\x00\x12\x32\n\x04step\x18\x02 \x01(\x0b\x32\".enginemesh.internal.v1.StepOutputH\x00\x12\x34\n\x05stats\x18\x03 \x01(\x0b\x32#.enginemesh.internal.v1.EngineStatsH\x00\x12\x14\n\nload_error\x18\x04 \x01(\tH\x00\x42\x07\n\x05\x65vent\"V\n\x0b\x45ngineReady\x12\r\n\x05slots\x18\x01 \x01(\r\x12\x13\n\x0bmax_seq_len\x18\x02 \x01(\r\x12\x0f\n\x07load_us\x18\x03 \x01(\x04\x12\x12\n\nwarm_up_us\x18\x04 \x01(\x04\"_\n\x0b\x45ngineStats\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x1b\n\x0ekv_cache_usage\x18\x03 \x01(\x02H\x00\x88\x01\x01\x42\x11\n\x0f_kv_cache_usageb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'enginemesh.internal.v1.engine_process_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENGINECOMMAND']._serialized_start=136
-  _globals['_ENGINECOMMAND']._serialized_end=232
-  _globals['_ADDSEQUENCE']._serialized_start=234
-  _globals['_ADDSEQUENCE']._serialized_end=345
-  _globals['_ENGINEEVENT']._serialized_start=348
-  _globals['_ENGINEEVENT']._serialized_end=552
-  _globals['_ENGINEREADY']._serialized_start=554
-  _globals['_ENGINEREADY']._serialized_end=640
-  _globals['_ENGINESTATS']._serialized_start=642
-  _globals['_ENGINESTATS']._serialized_end=737
+  _globals['_ENGINECOMMAND']._serialized_start=137
+  _globals['_ENGINECOMMAND']._serialized_end=285
+  _globals['_LOADENGINE']._serialized_start=287
+  _globals['_LOADENGINE']._serialized_end=333
+  _globals['_ADDSEQUENCE']._serialized_start=335
+  _globals['_ADDSEQUENCE']._serialized_end=446
+  _globals['_ENGINEEVENT']._serialized_start=449
+  _globals['_ENGINEEVENT']._serialized_end=653
+  _globals['_ENGINEREADY']._serialized_start=655
+  _globals['_ENGINEREADY']._serialized_end=741
+  _globals['_ENGINESTATS']._serialized_start=743
+  _globals['_ENGINESTATS']._serialized_end=838
 # @@protoc_insertion_point(module_scope)

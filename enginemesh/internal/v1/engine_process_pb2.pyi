@@ -11,6 +11,7 @@ else:
     import typing_extensions
 from builtins import (
     bool,
+    bytes,
     float,
     int,
     str,
@@ -51,25 +52,52 @@ class EngineCommand(Message):
 
     ADD_FIELD_NUMBER: int
     CANCEL_FIELD_NUMBER: int
+    LOAD_FIELD_NUMBER: int
     cancel: int
     """Stop a sequence and free its slot; nothing more of it is sent. Unknown ids are ignored."""
     @property
     def add(self) -> AddSequence:
         """Start a sequence."""
 
+    @property
+    def load(self) -> LoadEngine:
+        """Load an engine; sent once, first."""
+
     def __init__(
         self,
         *,
         add: AddSequence | None = ...,
         cancel: int = ...,
+        load: LoadEngine | None = ...,
     ) -> None: ...
-    _HasFieldArgType: typing_extensions.TypeAlias = Literal["add", b"add", "cancel", b"cancel", "command", b"command"]
+    _HasFieldArgType: typing_extensions.TypeAlias = Literal["add", b"add", "cancel", b"cancel", "command", b"command", "load", b"load"]
     def HasField(self, field_name: _HasFieldArgType) -> bool: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["add", b"add", "cancel", b"cancel", "command", b"command"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["add", b"add", "cancel", b"cancel", "command", b"command", "load", b"load"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: typing_extensions.TypeAlias = Literal["add", "cancel"]
+    _WhichOneofReturnType_command: typing_extensions.TypeAlias = Literal["add", "cancel", "load"]
     _WhichOneofArgType_command: typing_extensions.TypeAlias = Literal["command", b"command"]
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
+
+@final
+class LoadEngine(Message):
+    """The engine to load."""
+
+    DESCRIPTOR: Descriptor
+
+    FOLDER_FIELD_NUMBER: int
+    MANIFEST_FIELD_NUMBER: int
+    folder: str
+    """Folder that holds the engine's files."""
+    manifest: bytes
+    """The engine's manifest as it is stored: canonical JSON."""
+    def __init__(
+        self,
+        *,
+        folder: str = ...,
+        manifest: bytes = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["folder", b"folder", "manifest", b"manifest"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 @final
 class AddSequence(Message):
