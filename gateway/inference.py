@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from opentelemetry import trace
-
 from enginemesh.v1 import inference_pb2, inference_pb2_grpc
 from gateway import admission
 from gateway.request_trace import RequestTrace
@@ -18,9 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import grpc
+    from opentelemetry.context import Context as OtelContext
 
     from gateway.catalogue import Catalogue
     from gateway.dispatcher import Dispatcher
+    from gateway.tokenizer import ModelTokenizer
     from mesh.settings import GatewaySettings
 
     Context = grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
@@ -75,9 +75,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         checked = admission.check(request, self._settings.max_prompt_bytes)
         model = await self._catalogue.model(checked.model)
         engines = model.engines_for(checked.engine)
-        prompt_ids = await _tokenise(request, model)
+        prompt_ids = await _tokenise(request, model.tokenizer)
         admitted = admission.admit(checked, prompt_ids, engines)
-        return _session(admitted, model, timeline, self._settings.max_attempts)
+        sampling = admitted.sampling
+        return Session(
+            request_id=checked.request_id,
+            model=checked.model,
+            prompt_ids=prompt_ids,
+            sampling=sampling,
+            eos_token_ids=frozenset() if sampling.ignore_eos else model.tokenizer.eos_token_ids,
+            output=model.tokenizer.output(sampling.stop),
+            timeline=timeline,
+            priority=checked.priority,
+            engine=admitted.engine,
+            return_token_ids=request.return_token_ids,
+            max_attempts=self._settings.max_attempts,
+        )
 
     async def _stream(self, session: Session, context: Context, loop: asyncio.AbstractEventLoop) -> None:
         response = inference_pb2.GenerateResponse
@@ -94,7 +107,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return self._settings.default_timeout_s if remaining is None else max(0.0, remaining)
 
 
-def _parent(context: Context) -> trace.Context:
+def _parent(context: Context) -> OtelContext:
     """The caller's trace context, from the call's metadata."""
     metadata = {key: value for key, value in context.invocation_metadata() or () if key.startswith("trace")}
     return telemetry.extract(str(metadata.get("traceparent", "")), str(metadata.get("tracestate", "")))

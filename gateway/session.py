@@ -193,25 +193,26 @@ class Session:
         fresh = self.token_ids[self.taken :]
         self.taken += len(fresh)
         is_last = self.finish is not None
-        text = ""
+        text, stop = "", None
         if fresh:
             text, stop = self.output.push(self._without_stop_token(fresh) if is_last else fresh)
-            if stop is not None:
-                self.stop_string = stop
-                self.terminal = inference_pb2.FINISH_REASON_STOP
-        if is_last and self.terminal is None:
-            text += self._finish()
+        if is_last and stop is None:
+            text, stop = self._finish(text)
+        if stop is not None:
+            self.stop_string = stop
+            self.terminal = inference_pb2.FINISH_REASON_STOP
         return self._delta(text, fresh)
 
-    def _finish(self) -> str:
-        """Settles how the answer ends, and gives the text that was held back."""
+    def _finish(self, text: str) -> tuple[str, str | None]:
+        """Settles how the answer ends, and adds the text that was held back."""
         assert self.finish is not None  # noqa: S101 - the caller's condition
         if self.finish.reason == step_pb2.SEQUENCE_FINISH_REASON_REFUSED:
             self.error = UnsupportedError(self.finish.error, tokens_sent=self.taken)
             raise self.error
         is_stop = self.finish.reason == step_pb2.SEQUENCE_FINISH_REASON_STOP
         self.terminal = inference_pb2.FINISH_REASON_STOP if is_stop else inference_pb2.FINISH_REASON_LENGTH
-        return self.output.finish()
+        rest, stop = self.output.finish()
+        return text + rest, stop
 
     def _without_stop_token(self, fresh: list[int]) -> list[int]:
         assert self.finish is not None  # noqa: S101 - the caller's condition

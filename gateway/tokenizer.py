@@ -1,0 +1,95 @@
+"""A model's tokenizer and chat template: prompts and conversations to token ids."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from gateway.output import OutputStream
+from mesh.errors import InvalidFieldError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from enginemesh.v1 import inference_pb2
+    from mesh.manifest import TokenizerInfo
+
+MAX_RENDERED_CHARACTERS = 16 << 20
+"""A template that makes more of a conversation than this is at fault."""
+
+
+class ModelTokenizer:
+    """Text to ids and back, for one model. Safe to use from several threads.
+
+    Args:
+        data: tokenizer.json of the `tokenizers` library.
+        info: What the engine's manifest says beside it.
+    """
+
+    def __init__(self, data: bytes, info: TokenizerInfo) -> None:
+        self._tokenizer = Tokenizer.from_buffer(data)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._info = info
+        self.eos_token_ids = frozenset(info.eos_token_ids)
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """Ids of plain text, with the special tokens that the model's own post-processor adds."""
+        return self._encode(prompt, add_special_tokens=True, field="prompt")
+
+    def encode_chat(self, messages: Sequence[inference_pb2.ChatMessage]) -> list[int]:
+        """Ids of a conversation put through the chat template, ready for the assistant's turn.
+
+        The template names every special token itself, so none is added. It runs in Jinja's sandbox.
+
+        Raises:
+            UnsupportedError: the model has no chat template.
+            InvalidFieldError: the template refuses the conversation.
+        """
+        if not self._info.chat_template:
+            raise UnsupportedError("the model has no chat template; send `prompt` instead", field="chat")
+        conversation = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            rendered, _ = render_jinja_template(
+                [conversation],
+                chat_template=self._info.chat_template,
+                add_generation_prompt=True,
+                bos_token=self._info.bos_token,
+                eos_token=self._info.eos_token,
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise InvalidFieldError("chat", f"the model's template refuses it: {error}") from error
+        if len(rendered[0]) > MAX_RENDERED_CHARACTERS:
+            raise InvalidFieldError(
+                "chat", f"the template makes over {MAX_RENDERED_CHARACTERS} characters of it"
+            )
+        return self._encode(rendered[0], add_special_tokens=False, field="chat")
+
+    def check_ids(self, ids: Sequence[int]) -> list[int]:
+        """Ids that the client made itself.
+
+        Raises:
+            InvalidFieldError: one is not of this vocabulary.
+        """
+        checked = list(ids)
+        largest = max(checked, default=0)
+        if largest >= self._info.vocab_size:
+            raise InvalidFieldError(
+                f"token_ids.ids[{checked.index(largest)}]",
+                f"{largest} is not below the vocabulary's size {self._info.vocab_size}",
+                limit=self._info.vocab_size,
+            )
+        return checked
+
+    def output(self, stops: Sequence[str]) -> OutputStream:
+        """A decoder for one answer."""
+        return OutputStream(self._tokenizer, stops)
+
+    def _encode(self, text: str, *, add_special_tokens: bool, field: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if not ids:
+            raise InvalidFieldError(field, "gives no tokens")
+        return ids

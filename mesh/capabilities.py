@@ -1,0 +1,18 @@
+"""Names of what an engine can do, as its manifest lists them; what is not listed is refused, never ignored."""
+
+from __future__ import annotations
+
+REPRODUCIBLE = "reproducible"
+"""A greedy answer is the same token for token: alone, batched, and resumed on another worker."""
+
+LOGPROBS = "logprobs"
+"""Log probabilities of the chosen and of the most likely tokens."""
+
+SEED = "seed"
+"""Sampling from a seed that the client sets."""
+
+PENALTIES = "penalties"
+"""Repetition, presence and frequency penalties."""
+
+PREFIX_CACHING = "prefix_caching"
+"""A prompt that begins like an earlier one skips the part they share."""
