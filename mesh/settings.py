@@ -47,6 +47,13 @@ class MeshSettings(BaseSettings):
     drain_timeout_s: float = Field(30.0, ge=0, description="Grace time after SIGTERM for running streams")
 
 
+class ClientSettings(MeshSettings):
+    """Settings of the command line."""
+
+    gateway: str = Field("127.0.0.1:50051", description="host:port of the gateway that commands talk to")
+    max_message_bytes: int = Field(16 * MIB, gt=0, description="Largest gRPC message in either direction")
+
+
 class GatewaySettings(MeshSettings):
     """Settings of a gateway process."""
 
