@@ -45,7 +45,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._settings = settings
         self.is_draining = False
 
-    async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
+    async def Generate(  # type: ignore[override]  # it writes to the context; the stub knows iterators only
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> None:
         """See inference.proto."""
         loop = asyncio.get_running_loop()
         arrived = loop.time()

@@ -84,7 +84,7 @@ class LinksServicer(link_pb2_grpc.LinksServicer):
         self._links: dict[LinkSessions, tuple[Link, asyncio.Task[None]]] = {}
         dispatcher.cancel_on_link = self._cancel
 
-    async def Connect(
+    async def Connect(  # type: ignore[override]  # it writes to the context; the stub knows iterators only
         self,
         request_iterator: AsyncIterator[link_pb2.WorkerMessage],
         context: grpc.aio.ServicerContext[link_pb2.WorkerMessage, link_pb2.GatewayMessage],

@@ -15,7 +15,6 @@ from google.protobuf.message import DecodeError, Message
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from google.protobuf.descriptor import Descriptor
 
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 
@@ -40,7 +39,7 @@ def lenient(message_type: type[Message]) -> Callable[[bytes], Any]:
     return deserialize
 
 
-def find_fault(data: bytes, descriptor: Descriptor, prefix: str = "") -> tuple[str, str]:
+def find_fault(data: bytes, descriptor: Any, prefix: str = "") -> tuple[str, str]:
     """The first field that breaks the wire format, and how; by its path, such as "chat.messages.content"."""
     try:
         for number, value in _fields(data):

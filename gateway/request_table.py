@@ -117,7 +117,8 @@ class RequestTable:
         if session.state is State.ENDED:
             return Leftover()
         leftover = Leftover(ticket=session.ticket)
-        if session.link is not None and session.link.by_handle.pop(session.handle, None):
+        if session.link is not None and session.handle in session.link.by_handle:
+            del session.link.by_handle[session.handle]
             leftover = Leftover(link=session.link, handle=session.handle)
         session.state, session.ticket, session.link = State.ENDED, None, None
         self._sessions.pop(session.request_id, None)

@@ -89,7 +89,7 @@ class Session:
     error: MeshError | None = None
     taken: int = 0
     """How many of token_ids went through the detokeniser."""
-    terminal: inference_pb2.FinishReason | None = None
+    terminal: inference_pb2.FinishReason.ValueType | None = None
     stop_string: str = ""
     _waiter: asyncio.Future[None] | None = None
 
@@ -232,7 +232,7 @@ class Session:
     def finished(self, now: float) -> inference_pb2.Finished:
         """The terminal message; `terminal` must be set."""
         message = inference_pb2.Finished(
-            reason=self.terminal,
+            reason=self.terminal or inference_pb2.FINISH_REASON_UNSPECIFIED,
             stop_string=self.stop_string,
             request_id=self.request_id,
             engine=f"engines/{self.worker_engine}",
