@@ -4,7 +4,7 @@ import grpc
 import warnings
 
 from enginemesh.v1 import builds_pb2 as enginemesh_dot_v1_dot_builds__pb2
-from google.longrunning import operations_proto_pb2 as google_dot_longrunning_dot_operations__proto__pb2
+from google.longrunning import operations_pb2 as google_dot_longrunning_dot_operations__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -40,12 +40,12 @@ class BuildsStub(object):
         self.CreateBuild = channel.unary_unary(
                 '/enginemesh.v1.Builds/CreateBuild',
                 request_serializer=enginemesh_dot_v1_dot_builds__pb2.CreateBuildRequest.SerializeToString,
-                response_deserializer=google_dot_longrunning_dot_operations__proto__pb2.Operation.FromString,
+                response_deserializer=google_dot_longrunning_dot_operations__pb2.Operation.FromString,
                 _registered_method=True)
         self.WatchBuild = channel.unary_stream(
                 '/enginemesh.v1.Builds/WatchBuild',
                 request_serializer=enginemesh_dot_v1_dot_builds__pb2.WatchBuildRequest.SerializeToString,
-                response_deserializer=google_dot_longrunning_dot_operations__proto__pb2.Operation.FromString,
+                response_deserializer=google_dot_longrunning_dot_operations__pb2.Operation.FromString,
                 _registered_method=True)
 
 
@@ -75,12 +75,12 @@ def add_BuildsServicer_to_server(servicer, server):
             'CreateBuild': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateBuild,
                     request_deserializer=enginemesh_dot_v1_dot_builds__pb2.CreateBuildRequest.FromString,
-                    response_serializer=google_dot_longrunning_dot_operations__proto__pb2.Operation.SerializeToString,
+                    response_serializer=google_dot_longrunning_dot_operations__pb2.Operation.SerializeToString,
             ),
             'WatchBuild': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchBuild,
                     request_deserializer=enginemesh_dot_v1_dot_builds__pb2.WatchBuildRequest.FromString,
-                    response_serializer=google_dot_longrunning_dot_operations__proto__pb2.Operation.SerializeToString,
+                    response_serializer=google_dot_longrunning_dot_operations__pb2.Operation.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -111,7 +111,7 @@ class Builds(object):
             target,
             '/enginemesh.v1.Builds/CreateBuild',
             enginemesh_dot_v1_dot_builds__pb2.CreateBuildRequest.SerializeToString,
-            google_dot_longrunning_dot_operations__proto__pb2.Operation.FromString,
+            google_dot_longrunning_dot_operations__pb2.Operation.FromString,
             options,
             channel_credentials,
             insecure,
@@ -138,7 +138,7 @@ class Builds(object):
             target,
             '/enginemesh.v1.Builds/WatchBuild',
             enginemesh_dot_v1_dot_builds__pb2.WatchBuildRequest.SerializeToString,
-            google_dot_longrunning_dot_operations__proto__pb2.Operation.FromString,
+            google_dot_longrunning_dot_operations__pb2.Operation.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,7 +6,7 @@ isort:skip_file
 import abc
 import collections.abc
 import enginemesh.v1.builds_pb2
-import google.longrunning.operations_proto_pb2
+import google.longrunning.operations_pb2
 import grpc
 import grpc.aio
 import typing
@@ -30,11 +30,11 @@ class BuildsStub:
     def __new__(cls, channel: grpc.Channel) -> BuildsStub: ...
     @typing.overload
     def __new__(cls, channel: grpc.aio.Channel) -> BuildsAsyncStub: ...
-    CreateBuild: grpc.UnaryUnaryMultiCallable[enginemesh.v1.builds_pb2.CreateBuildRequest, google.longrunning.operations_proto_pb2.Operation]
+    CreateBuild: grpc.UnaryUnaryMultiCallable[enginemesh.v1.builds_pb2.CreateBuildRequest, google.longrunning.operations_pb2.Operation]
     """Asks for an engine. Metadata: BuildMetadata; response: BuildResult. The same spec, source weights,
     target and tool versions give the same engine, so a build asked for again is answered from the store.
     """
-    WatchBuild: grpc.UnaryStreamMultiCallable[enginemesh.v1.builds_pb2.WatchBuildRequest, google.longrunning.operations_proto_pb2.Operation]
+    WatchBuild: grpc.UnaryStreamMultiCallable[enginemesh.v1.builds_pb2.WatchBuildRequest, google.longrunning.operations_pb2.Operation]
     """Streams a build's operation each time that it changes, until it is done."""
 
 @typing.type_check_only
@@ -44,11 +44,11 @@ class BuildsAsyncStub(BuildsStub):
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None: ...
-    CreateBuild: grpc.aio.UnaryUnaryMultiCallable[enginemesh.v1.builds_pb2.CreateBuildRequest, google.longrunning.operations_proto_pb2.Operation]  # type: ignore[assignment]
+    CreateBuild: grpc.aio.UnaryUnaryMultiCallable[enginemesh.v1.builds_pb2.CreateBuildRequest, google.longrunning.operations_pb2.Operation]  # type: ignore[assignment]
     """Asks for an engine. Metadata: BuildMetadata; response: BuildResult. The same spec, source weights,
     target and tool versions give the same engine, so a build asked for again is answered from the store.
     """
-    WatchBuild: grpc.aio.UnaryStreamMultiCallable[enginemesh.v1.builds_pb2.WatchBuildRequest, google.longrunning.operations_proto_pb2.Operation]  # type: ignore[assignment]
+    WatchBuild: grpc.aio.UnaryStreamMultiCallable[enginemesh.v1.builds_pb2.WatchBuildRequest, google.longrunning.operations_pb2.Operation]  # type: ignore[assignment]
     """Streams a build's operation each time that it changes, until it is done."""
 
 class BuildsServicer(metaclass=abc.ABCMeta):
@@ -61,7 +61,7 @@ class BuildsServicer(metaclass=abc.ABCMeta):
         self,
         request: enginemesh.v1.builds_pb2.CreateBuildRequest,
         context: _ServicerContext,
-    ) -> typing.Union[google.longrunning.operations_proto_pb2.Operation, collections.abc.Awaitable[google.longrunning.operations_proto_pb2.Operation]]:
+    ) -> typing.Union[google.longrunning.operations_pb2.Operation, collections.abc.Awaitable[google.longrunning.operations_pb2.Operation]]:
         """Asks for an engine. Metadata: BuildMetadata; response: BuildResult. The same spec, source weights,
         target and tool versions give the same engine, so a build asked for again is answered from the store.
         """
@@ -71,7 +71,7 @@ class BuildsServicer(metaclass=abc.ABCMeta):
         self,
         request: enginemesh.v1.builds_pb2.WatchBuildRequest,
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[google.longrunning.operations_proto_pb2.Operation], collections.abc.AsyncIterator[google.longrunning.operations_proto_pb2.Operation]]:
+    ) -> typing.Union[collections.abc.Iterator[google.longrunning.operations_pb2.Operation], collections.abc.AsyncIterator[google.longrunning.operations_pb2.Operation]]:
         """Streams a build's operation each time that it changes, until it is done."""
 
 def add_BuildsServicer_to_server(servicer: BuildsServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

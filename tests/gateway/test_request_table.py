@@ -1,0 +1,121 @@
+"""The protocol's core."""
+
+import pytest
+
+from gateway.request_table import LinkSessions, RequestTable
+from gateway.session import State
+from mesh.bus.requests import Ticket
+from mesh.errors import AlreadyExistsError
+from tests.gateway.helpers import ERROR, LENGTH, session, step
+
+
+@pytest.fixture
+def table():
+    return RequestTable()
+
+
+@pytest.fixture
+def link():
+    return LinkSessions("w1", "e1")
+
+
+def running(table, link, request_id="r", **options):
+    s = session(request_id, **options)
+    table.add(s)
+    assert table.claim(link, request_id, 1)
+    return s
+
+
+def test_the_first_worker_to_claim_wins(table, link):
+    s = session()
+    table.add(s)
+    other = LinkSessions("w2", "e1")
+    assert table.claim(link, "r", 1) == 1
+    assert table.claim(other, "r", 1) is None
+    assert table.claim(link, "r", 1) is None
+    assert s.worker_id == "w1"
+
+
+@pytest.mark.parametrize("claim", [("r", 2), ("unknown", 1)])
+def test_a_claim_of_what_is_not_queued_is_refused(table, link, claim):
+    table.add(session())
+    assert table.claim(link, *claim) is None
+
+
+def test_a_name_in_flight_cannot_be_used_again(table):
+    table.add(session())
+    with pytest.raises(AlreadyExistsError):
+        table.add(session())
+
+
+def test_a_frame_reaches_each_of_its_requests(table, link):
+    a, b = running(table, link, "a"), running(table, link, "b")
+    result = table.take_step(link, step((1, 0, [*b"xy"]), (2, 0, [*b"z"])))
+    assert (bytes(a.token_ids), bytes(b.token_ids)) == (b"xy", b"z")
+    assert result.first_tokens == [a, b]
+    assert table.take_step(link, step((1, 2, [*b"q"]))).first_tokens == []
+
+
+def test_rows_of_ended_requests_are_ignored(table, link):
+    s = running(table, link)
+    table.end(s)
+    table.take_step(link, step((1, 0, [*b"x"]), finishes=[(1, LENGTH)]))
+    assert s.token_ids == []
+    assert s.finish is None
+
+
+def test_a_gap_is_asked_for_again_and_its_finish_waits(table, link):
+    s = running(table, link)
+    result = table.take_step(link, step((1, 2, [*b"c"]), finishes=[(1, LENGTH)]))
+    assert result.gaps == [s]
+    assert s.finish is None
+    table.take_step(link, step((1, 0, [*b"abc"]), finishes=[(1, LENGTH)]))
+    assert bytes(s.token_ids) == b"abc"
+    assert s.finish is not None
+
+
+def test_an_engine_error_moves_only_its_request(table, link):
+    a, b = running(table, link, "a"), running(table, link, "b")
+    result = table.take_step(link, step(finishes=[(1, ERROR)]))
+    assert result.failed == [a]
+    assert table.next_attempt(a)
+    assert (a.state, b.state) == (State.QUEUED, State.RUNNING)
+
+
+def test_a_lost_link_moves_all_its_requests_once(table, link):
+    a, b = running(table, link, "a"), running(table, link, "b")
+    assert table.lose(link) == [a, b]
+    assert table.lose(link) == []
+    assert {a.attempt, b.attempt} == {2}
+    assert table.claim(LinkSessions("w2", "e1"), "a", 1) is None
+    assert table.claim(LinkSessions("w2", "e1"), "a", 2) == 1
+
+
+def test_frames_of_a_lost_link_change_nothing(table, link):
+    s = running(table, link)
+    table.lose(link)
+    table.take_step(link, step((1, 0, [*b"late"])))
+    assert s.token_ids == []
+
+
+def test_ending_a_queued_request_gives_back_its_entry(table):
+    s = session()
+    table.add(s)
+    s.ticket = Ticket("stream", "1-0")
+    assert table.end(s).ticket == Ticket("stream", "1-0")
+    assert table.end(s).ticket is None
+    assert len(table) == 0
+
+
+def test_ending_a_running_request_names_its_sequence(table, link):
+    s = running(table, link)
+    leftover = table.end(s)
+    assert (leftover.link, leftover.handle, leftover.ticket) == (link, 1, None)
+    assert link.by_handle == {}
+
+
+def test_ending_a_finished_request_leaves_nothing(table, link):
+    s = running(table, link)
+    table.take_step(link, step((1, 0, [*b"x"]), finishes=[(1, LENGTH)]))
+    leftover = table.end(s)
+    assert (leftover.link, leftover.ticket) == (None, None)
