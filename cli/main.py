@@ -1,0 +1,54 @@
+"""The `enginemesh` command: one module for each of its commands."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from cli.builds import builds
+from cli.engines import engines
+from cli.failures import CommandError, from_mesh
+from cli.models import models
+from cli.workers import workers
+from mesh.errors import MeshError
+
+EPILOG = """\
+**Exit status**: 0 done, 1 failed, 2 the request is wrong, 3 the mesh cannot serve it now (try again),
+4 the mesh is not in the state that the call needs, 130 interrupted.
+"""
+
+app = typer.Typer(
+    name="enginemesh",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Serve large language models over gRPC on a fleet of unlike GPUs, with an engine compiled for each.",
+    epilog=EPILOG,
+)
+for panel, commands in {
+    "Look around": (models, engines, workers, builds),
+}.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+
+
+def run() -> None:
+    """Runs the command line; errors become one line on standard error and an exit status."""
+    try:
+        app()
+    except MeshError as error:
+        _end(from_mesh(error))
+    except CommandError as error:
+        _end(error)
+
+
+def _end(error: CommandError) -> None:
+    typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    typer.echo(str(error), err=True)
+    sys.exit(error.status)
+
+
+if __name__ == "__main__":
+    run()
