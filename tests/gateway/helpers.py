@@ -34,6 +34,26 @@ def _byte_of(character: str) -> int:
     return [byte for byte in range(256) if byte not in printable][code - 256]
 
 
+def byte_fallback_tokenizer() -> Tokenizer:
+    """Like Llama's: words with a leading U+2581, and bytes for what it has no word for."""
+    words = ["<unk>", "<s>", "</s>"]
+    words += [f"<0x{byte:02X}>" for byte in range(256)]
+    words += ["\u2581Hello", "\u2581world", "\u2581", "!", "a", "b", "c"]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[], byte_fallback=True)
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
 def session(request_id: str = "r", *, max_tokens: int = 8, max_attempts: int = 3, stop=(), **more) -> Session:
     """A session whose tokens are bytes."""
     return Session(

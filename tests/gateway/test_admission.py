@@ -1,0 +1,143 @@
+"""Limits on requests; each error names its field (field cases 7, 23)."""
+
+import pytest
+
+from enginemesh.v1 import inference_pb2
+from gateway import admission
+from mesh import capabilities
+from mesh.errors import ExhaustedError, InvalidFieldError, UnsupportedError
+from mesh.manifest import EngineFile, Manifest, TokenizerInfo
+from mesh.target import Target
+
+NAN = float("nan")
+
+
+def request(**fields):
+    return inference_pb2.GenerateRequest(**{"model": "m", "prompt": "hi", **fields})
+
+
+def engine(max_seq_len=100, abilities=(), precision="int8"):
+    return Manifest(
+        model="m",
+        kind="fake",
+        target=Target(device_type="cpu", device_name="c", architecture="x86_64", instruction_set="avx2"),
+        precision=precision,
+        build_key="0" * 64,
+        versions={},
+        max_batch_size=4,
+        max_seq_len=max_seq_len,
+        max_num_tokens=64,
+        tokenizer=TokenizerInfo(vocab_size=256),
+        capabilities=abilities,
+        files=(EngineFile(path="a", size=1, sha256="0" * 64),),
+    )
+
+
+def admit(message, prompt_tokens, *engines):
+    return admission.admit(admission.check(message, 1000), list(range(prompt_tokens)), engines)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"model": ""}, "model"),
+        ({"model": "no/such"}, "model"),
+        ({"model": "x" * 64}, "model"),
+        ({"request_id": "a b"}, "request_id"),
+        ({"request_id": "x" * 129}, "request_id"),
+        ({"engine": "engines/xyz"}, "engine"),
+        ({"priority": 9}, "priority"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "x" * 1001}, "prompt"),
+        ({"prompt": "é" * 501}, "prompt"),
+        ({"chat": {}}, "chat.messages"),
+        (
+            {"chat": {"messages": [{"role": "user", "content": "x"}, {"content": "x"}]}},
+            "chat.messages[1].role",
+        ),
+        ({"chat": {"messages": [{"role": "user", "content": "x" * 1001}]}}, "chat"),
+        ({"token_ids": {}}, "token_ids.ids"),
+        ({"sampling": {"max_tokens": 0}}, "sampling.max_tokens"),
+        ({"sampling": {"max_tokens": 2**32 - 1}}, "sampling.max_tokens"),
+        ({"sampling": {"temperature": -0.1}}, "sampling.temperature"),
+        ({"sampling": {"temperature": 2.1}}, "sampling.temperature"),
+        ({"sampling": {"temperature": NAN}}, "sampling.temperature"),
+        ({"sampling": {"top_p": 0}}, "sampling.top_p"),
+        ({"sampling": {"top_p": 2}}, "sampling.top_p"),
+        ({"sampling": {"top_k": 0}}, "sampling.top_k"),
+        ({"sampling": {"n": 2}}, "sampling.n"),
+        ({"sampling": {"logprobs": 21}}, "sampling.logprobs"),
+        ({"sampling": {"stop": ["x"] * 17}}, "sampling.stop"),
+        ({"sampling": {"stop": ["x", ""]}}, "sampling.stop[1]"),
+        ({"sampling": {"stop": ["x" * 257]}}, "sampling.stop[0]"),
+        ({"sampling": {"stop_token_ids": range(65)}}, "sampling.stop_token_ids"),
+        ({"sampling": {"repetition_penalty": 0}}, "sampling.repetition_penalty"),
+        ({"sampling": {"presence_penalty": 2.5}}, "sampling.presence_penalty"),
+        ({"sampling": {"frequency_penalty": float("inf")}}, "sampling.frequency_penalty"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_by_its_field(fields, field):
+    with pytest.raises(InvalidFieldError) as caught:
+        admission.check(request(**fields), 1000)
+    assert caught.value.field == field
+
+
+def test_a_request_without_input_is_refused():
+    with pytest.raises(InvalidFieldError) as caught:
+        admission.check(inference_pb2.GenerateRequest(model="m"), 1000)
+    assert caught.value.field == "input"
+
+
+@pytest.mark.parametrize("prompt", ['\\"', "\0", "\u200b", "x" * 1000])
+def test_odd_text_is_admitted(prompt):
+    assert admission.check(request(prompt=prompt), 1000).model == "m"
+
+
+def test_names_may_carry_their_collection():
+    digest = "a" * 64
+    checked = admission.check(request(model="models/m", engine=f"engines/{digest}"), 1000)
+    assert (checked.model, checked.engine) == ("m", digest)
+
+
+def test_a_request_without_a_name_gets_one():
+    first, second = (admission.check(request(), 1000).request_id for _ in range(2))
+    assert first
+    assert first != second
+
+
+def test_max_tokens_is_what_fits_when_unset():
+    assert admit(request(), 30, engine(100)).sampling.max_tokens == 70
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "fields", "field"),
+    [(100, {}, "prompt"), (30, {"sampling": {"max_tokens": 71}}, "sampling.max_tokens")],
+)
+def test_what_no_engine_can_hold_is_refused_with_the_limit(prompt_tokens, fields, field):
+    with pytest.raises(InvalidFieldError) as caught:
+        admit(request(**fields), prompt_tokens, engine(100))
+    assert caught.value.field == field
+    assert "100" in caught.value.message
+
+
+def test_a_long_request_is_pinned_to_the_engine_that_holds_it():
+    short, long = engine(100), engine(200)
+    assert admit(request(sampling={"max_tokens": 150}), 10, short, long).engine == long.digest
+    assert admit(request(sampling={"max_tokens": 50}), 10, short, long).engine == ""
+
+
+def test_a_feature_that_no_engine_has_is_refused():
+    with pytest.raises(UnsupportedError, match="logprobs"):
+        admit(request(sampling={"logprobs": 1}), 10, engine())
+
+
+def test_a_feature_that_one_engine_has_pins_the_request_to_it():
+    able = engine(abilities=(capabilities.SEED,), precision="fp16")
+    assert admit(request(sampling={"seed": 1}), 10, engine(), able).engine == able.digest
+
+
+def test_a_full_gateway_says_when_to_come_again():
+    admission.check_capacity(9, 10)
+    with pytest.raises(ExhaustedError) as caught:
+        admission.check_capacity(10, 10)
+    assert caught.value.retry_after_s > 0
