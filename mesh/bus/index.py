@@ -1,0 +1,143 @@
+"""The index of engines. The store is the truth; this copy of it answers quickly and tells of changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from mesh.bus import keys
+from mesh.bus.connection import BLOCK_LIMIT_S
+from mesh.engine_store import EngineRecord
+from mesh.errors import IntegrityError
+from mesh.manifest import Manifest, canonical_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from redis.asyncio import Redis
+
+    from mesh.engine_store import EngineStore
+
+EVENTS_KEPT = 100
+NO_EVENT = "0-0"
+
+_log = structlog.get_logger()
+
+
+class EngineIndex:
+    """Every engine of the store, as Redis knows it."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def add(self, record: EngineRecord) -> None:
+        """Takes an engine in, or replaces its record."""
+        await self._add_all([record])
+        await self._announce()
+
+    async def remove(self, record: EngineRecord) -> None:
+        """Takes an engine out; harmless if it is not there."""
+        await self._remove_all([record])
+        await self._announce()
+
+    async def rebuild(self, records: Iterable[EngineRecord], forget: Iterable[EngineRecord] = ()) -> None:
+        """Takes many engines in and others out, with one event."""
+        await self._add_all(records)
+        await self._remove_all(forget)
+        await self._announce()
+
+    async def engines(self, model: str | None = None) -> list[EngineRecord]:
+        """All engines, or those of one model, newest first."""
+        models = await self.models() if model is None else [model]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for name in models:
+                pipe.hgetall(keys.model_engines(name))
+            hashes = await pipe.execute()
+        decoded = (_decode(digest.decode(), value) for entries in hashes for digest, value in entries.items())
+        records = [record for record in decoded if record]
+        return sorted(records, key=lambda record: (record.create_time, record.digest), reverse=True)
+
+    async def models(self) -> list[str]:
+        """Every model that has an engine, by name."""
+        members: Any = await self._redis.smembers(keys.MODELS)
+        return sorted(member.decode() for member in members)
+
+    async def latest_event_id(self) -> str:
+        """The id of the last change; NO_EVENT if there was none."""
+        latest: Any = await self._redis.xrevrange(keys.INDEX_EVENTS, count=1)
+        return latest[0][0].decode() if latest else NO_EVENT
+
+    async def wait_for_change(self, since: str, timeout_s: float) -> str | None:
+        """Waits for a change after the event `since`.
+
+        Also tells when the events were lost with Redis's data: then it gives an older id than `since`, and
+        the index should be rebuilt.
+
+        Args:
+            since: Id from latest_event_id or from an earlier call.
+            timeout_s: How long to wait, BLOCK_LIMIT_S at most.
+
+        Returns:
+            The id of the last change; None if there was none.
+        """
+        block_ms = max(1, round(min(timeout_s, BLOCK_LIMIT_S) * 1000))
+        read: Any = await self._redis.xread({keys.INDEX_EVENTS: since}, block=block_ms)
+        if read:
+            return str(read[0][1][-1][0].decode())
+        latest = await self.latest_event_id()
+        return latest if latest != since else None
+
+    async def _add_all(self, records: Iterable[EngineRecord]) -> None:
+        for record in records:
+            model = record.manifest.model
+            # Two hash tags, so no transaction: whoever sees the model before its engine finds it empty.
+            await self._redis.hset(keys.model_engines(model), record.digest, _encode(record))
+            await self._redis.sadd(keys.MODELS, model)
+
+    async def _remove_all(self, records: Iterable[EngineRecord]) -> None:
+        for record in records:
+            model = record.manifest.model
+            await self._redis.hdel(keys.model_engines(model), record.digest)
+            if await self._redis.exists(keys.model_engines(model)):
+                continue
+            await self._redis.srem(keys.MODELS, model)
+            if await self._redis.exists(keys.model_engines(model)):  # added meanwhile by another process
+                await self._redis.sadd(keys.MODELS, model)
+
+    async def _announce(self) -> None:
+        await self._redis.xadd(keys.INDEX_EVENTS, {"changed": 1}, maxlen=EVENTS_KEPT)
+
+
+async def rebuild_index(store: EngineStore, index: EngineIndex) -> int:
+    """Makes the index agree with the store; returns how many engines there are.
+
+    Engines that others publish meanwhile are kept: only what was in the index before the store was read
+    can be forgotten.
+    """
+    known = await index.engines()
+    records = await asyncio.to_thread(store.engines)
+    stored = {record.digest for record in records}
+    await index.rebuild(records, forget=[record for record in known if record.digest not in stored])
+    return len(records)
+
+
+def _encode(record: EngineRecord) -> bytes:
+    milliseconds = round(record.create_time.timestamp() * 1000)
+    return canonical_json(
+        {"create_time_ms": milliseconds, "manifest": record.manifest.model_dump(mode="json")}
+    )
+
+
+def _decode(digest: str, value: bytes) -> EngineRecord | None:
+    fields = json.loads(value)
+    create_time = datetime.fromtimestamp(fields["create_time_ms"] / 1000, tz=timezone.utc)
+    try:
+        manifest = Manifest.from_bytes(canonical_json(fields["manifest"]), digest)
+    except IntegrityError as error:  # as of another version of the mesh; one entry must not hide all
+        _log.warning("engine left out", engine=digest, reason=error.message)
+        return None
+    return EngineRecord(manifest, create_time)

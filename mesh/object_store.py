@@ -1,0 +1,317 @@
+"""The S3 store. Nothing else knows the `minio` client.
+
+All calls are synchronous and safe to make from many threads at once; asyncio code calls them by
+`asyncio.to_thread`.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import urllib3
+from minio import Minio
+from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
+from urllib3.exceptions import HTTPError, MaxRetryError
+
+from mesh.errors import IntegrityError, NotFoundError, PreconditionError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+    from pathlib import Path
+
+    from mesh.settings import MeshSettings
+
+MIB = 1 << 20
+PART_BYTES = 16 * MIB
+"""An object above this size is sent in parts of this size, three at a time."""
+
+CHUNK_BYTES = 256 << 10
+CONNECT_TIMEOUT_S = 3.0
+READ_TIMEOUT_S = 20.0
+"""Longest silence within one answer."""
+
+ATTEMPTS = 4
+RETRY_AFTER_S = 2.0
+URL_LIFETIME = timedelta(minutes=10)
+
+_MISSING = {"NoSuchKey", "NoSuchBucket", "ResourceNotFound"}
+_DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
+_OURS_ALREADY = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
+_RETRIED = (500, 502, 503, 504)
+_OK, _CONFLICT, _PRECONDITION_FAILED = 200, 409, 412
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What the store says of an object: size in bytes, and the UTC time when it was last written.
+
+    The ETag tells versions of one object apart; it is no digest of the content.
+    """
+
+    key: str
+    size: int
+    etag: str
+    last_modified: datetime
+
+
+class ByteSource(Protocol):
+    """What put_stream reads from."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes; none at the end."""
+
+
+class ObjectStore:
+    """One bucket of an S3 server.
+
+    Every method may raise UnavailableError if the server cannot be reached or does not answer after
+    ATTEMPTS tries, and PreconditionError (STORE_ACCESS_DENIED) if it refuses the keys.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        bucket: str,
+        access_key: str,
+        secret_key: str,
+        *,
+        region: str = "us-east-1",
+        secure: bool = False,
+        read_timeout_s: float = READ_TIMEOUT_S,
+    ) -> None:
+        self._retries = urllib3.Retry(
+            total=ATTEMPTS - 1,
+            backoff_factor=0.1,
+            status_forcelist=_RETRIED,
+            allowed_methods=None,  # all: those that we send may be repeated
+            respect_retry_after_header=False,  # the server would set how long a call takes
+        )
+        self._http = urllib3.PoolManager(
+            num_pools=4,
+            maxsize=32,
+            timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=read_timeout_s),
+            retries=self._retries,
+        )
+        self._client = Minio(
+            endpoint,
+            access_key=access_key or None,
+            secret_key=secret_key or None,
+            secure=secure,
+            region=region,
+            http_client=self._http,
+        )
+        self._endpoint = endpoint
+        self._bucket = bucket
+        self._bucket_lock = threading.Lock()
+        self._bucket_exists = False
+
+    @classmethod
+    def from_settings(cls, settings: MeshSettings) -> ObjectStore:
+        """The store that the settings name. Connects on first use, and then makes the bucket if absent."""
+        return cls(
+            settings.s3_endpoint,
+            settings.s3_bucket,
+            settings.s3_access_key.get_secret_value(),
+            settings.s3_secret_key.get_secret_value(),
+            region=settings.s3_region,
+            secure=settings.s3_secure,
+        )
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Stores a file, replacing what was there."""
+        with path.open("rb") as stream:
+            self.put_stream(key, stream, path.stat().st_size)
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        """Stores bytes, replacing what was there."""
+        self.put_stream(key, io.BytesIO(data), len(data))
+
+    def put_stream(self, key: str, stream: ByteSource, size: int) -> None:
+        """Stores the next `size` bytes of a stream, replacing what was there.
+
+        The object appears whole, after the last byte was read. What `stream.read` raises passes through,
+        and then nothing was stored.
+        """
+        with self._calling(key):
+            self._client.put_object(self._bucket, key, stream, size, part_size=PART_BYTES)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Stores bytes if the key is free.
+
+        Returns:
+            Whether this call stored them. After an answer that was lost on the way, False may be said of
+            bytes that this very call stored.
+        """
+        with self._calling(key):
+            url = self._client.presigned_put_object(self._bucket, key, URL_LIFETIME)
+            # put_object cannot send this header: as metadata it would become x-amz-meta-if-none-match.
+            # A conflict is no verdict: it says that another such call runs at this moment.
+            retries = self._retries.new(status_forcelist={*_RETRIED, _CONFLICT})
+            headers = {"If-None-Match": "*"}
+            status = self._http.urlopen("PUT", url, body=data, headers=headers, retries=retries).status
+            if status not in {_OK, _PRECONDITION_FAILED}:
+                raise ServerError("", status)
+            return status == _OK
+
+    def get_bytes(self, key: str, limit: int) -> bytes:
+        """A whole object of at most `limit` bytes.
+
+        Raises:
+            NotFoundError: there is none.
+            PreconditionError: it is larger (OBJECT_TOO_LARGE).
+        """
+        return self.get(key, limit)[1]
+
+    def get(self, key: str, limit: int) -> tuple[ObjectInfo, bytes]:
+        """Like get_bytes, with what the store says of the object."""
+        info = self.stat(key)
+        if info.size > limit:
+            raise PreconditionError(
+                "OBJECT_TOO_LARGE",
+                key,
+                f"object {key} has {info.size} bytes; the limit is {limit}",
+                size=info.size,
+                limit=limit,
+            )
+        data = bytearray(info.size)
+        self.read_into(key, 0, memoryview(data))
+        return info, bytes(data)
+
+    def get_file(self, key: str, path: Path) -> None:
+        """Writes a whole object to a file; the file is not whole if this raises."""
+        remaining = self.stat(key).size
+        buffer = memoryview(bytearray(min(remaining, PART_BYTES)))
+        offset = 0
+        with path.open("wb") as file:
+            while remaining:
+                part = buffer[: min(remaining, len(buffer))]
+                self.read_into(key, offset, part)
+                file.write(part)
+                offset += len(part)
+                remaining -= len(part)
+
+    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        """Fills a buffer with the object's bytes from `offset` on.
+
+        A transfer that breaks off goes on where it stopped; ATTEMPTS tries in a row without a byte end it.
+
+        Raises:
+            NotFoundError: there is no such object.
+            IntegrityError: the object ends before the buffer is full.
+        """
+        filled = 0
+        failures = 0
+        while filled < len(buffer):
+            with self._calling(key):
+                before = filled
+                try:
+                    for chunk in self._read(key, offset + filled, len(buffer) - filled):
+                        buffer[filled : filled + len(chunk)] = chunk
+                        filled += len(chunk)
+                except MaxRetryError:
+                    raise  # tried often enough
+                except HTTPError:
+                    failures = 0 if filled > before else failures + 1
+                    if failures == ATTEMPTS:
+                        raise
+                    time.sleep(0.1 * failures)
+
+    def stat(self, key: str) -> ObjectInfo:
+        """What the store says of an object; NotFoundError if there is none."""
+        with self._calling(key):
+            return _info(self._client.stat_object(self._bucket, key))
+
+    def exists(self, key: str) -> bool:
+        """Whether there is such an object."""
+        try:
+            self.stat(key)
+        except NotFoundError:
+            return False
+        return True
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """All objects whose keys start with `prefix`, by key."""
+        with self._calling(prefix):
+            for entry in self._client.list_objects(self._bucket, prefix, recursive=True):
+                yield _info(entry)
+
+    def delete(self, key: str) -> None:
+        """Removes an object; harmless if there is none."""
+        with self._calling(key):
+            self._client.remove_object(self._bucket, key)
+
+    def _read(self, key: str, offset: int, length: int) -> Iterator[bytes]:
+        response = self._client.get_object(self._bucket, key, offset=offset, length=length)
+        try:
+            if int(response.headers.get("Content-Length", length)) != length:
+                raise IntegrityError(f"object {key} is shorter than expected", key=key)
+            yield from response.stream(CHUNK_BYTES)
+        finally:
+            response.close()
+            response.release_conn()
+
+    @contextmanager
+    def _calling(self, key: str) -> Iterator[None]:
+        """Makes sure of the bucket, and turns what the client raises into errors of the mesh.
+
+        Only parts of the client's messages are kept: some hold signed URLs. For the same reason the cause
+        is cut off.
+        """
+        try:
+            self._ensure_bucket()
+            yield
+        except S3Error as error:
+            if error.code in _MISSING:
+                raise NotFoundError("object", key) from None
+            if error.code == "InvalidRange":
+                raise IntegrityError(f"object {key} is shorter than expected", key=key) from None
+            if error.code in _DENIED:
+                raise PreconditionError(
+                    "STORE_ACCESS_DENIED",
+                    self._bucket,
+                    f"the store at {self._endpoint} refuses bucket {self._bucket!r} ({error.code}): check "
+                    "ENGINEMESH_S3_ACCESS_KEY, ENGINEMESH_S3_SECRET_KEY and ENGINEMESH_S3_BUCKET",
+                ) from None
+            raise self._unavailable(str(error.code)) from None
+        except ServerError as error:
+            raise self._unavailable(f"HTTP status {error.status_code}") from None
+        except InvalidResponseError:
+            raise self._unavailable("it does not answer like an S3 server") from None
+        except MinioException as error:
+            raise self._unavailable(type(error).__name__) from None
+        except MaxRetryError as error:
+            raise self._unavailable(str(error.reason)) from None
+        except HTTPError as error:
+            raise self._unavailable(type(error).__name__) from None
+
+    def _unavailable(self, what: str) -> UnavailableError:
+        return UnavailableError(
+            f"the store at {self._endpoint} (ENGINEMESH_S3_ENDPOINT) failed: {what}",
+            RETRY_AFTER_S,
+            endpoint=self._endpoint,
+        )
+
+    def _ensure_bucket(self) -> None:
+        if self._bucket_exists:
+            return
+        with self._bucket_lock:
+            if self._bucket_exists:
+                return
+            try:
+                if not self._client.bucket_exists(self._bucket):
+                    self._client.make_bucket(self._bucket)
+            except S3Error as error:
+                if error.code not in _OURS_ALREADY:
+                    raise
+            self._bucket_exists = True
+
+
+def _info(entry: Any) -> ObjectInfo:
+    return ObjectInfo(entry.object_name, entry.size, entry.etag or "", entry.last_modified)
