@@ -9,7 +9,9 @@ import typer
 from cli.builds import builds
 from cli.engines import engines
 from cli.failures import CommandError, from_mesh
+from cli.generate import generate
 from cli.models import models
+from cli.trace import trace
 from cli.workers import workers
 from mesh.errors import MeshError
 
@@ -28,7 +30,8 @@ app = typer.Typer(
     epilog=EPILOG,
 )
 for panel, commands in {
-    "Look around": (models, engines, workers, builds),
+    "Use": (generate,),
+    "Look around": (models, engines, workers, builds, trace),
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
