@@ -1,4 +1,4 @@
-"""Names of what an engine can do, as its manifest lists them; what is not listed is refused, never ignored."""
+"""Names of what an engine can do, as its manifest lists them; what is not listed is refused."""
 
 from __future__ import annotations
 
