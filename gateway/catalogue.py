@@ -10,6 +10,7 @@ import structlog
 
 from gateway.tokenizer import ModelTokenizer
 from mesh.bus.connection import UNREACHABLE
+from mesh.bus.index import NO_EVENT
 from mesh.errors import InvalidFieldError, NotFoundError
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Catalogue:
 
     async def watch(self) -> None:
         """Forgets, for ever, what the index says has changed; the next request loads it anew."""
-        seen = "0"
+        seen = NO_EVENT
         while True:
             try:
                 event = await self._index.wait_for_change(seen, WATCH_TIMEOUT_S)
