@@ -5,6 +5,8 @@ Pure bookkeeping. docs/protocol.md states the rules; every transition is here, n
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,7 @@ class RequestTable:
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
+        self._is_empty = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -63,6 +66,7 @@ class RequestTable:
         if session.request_id in self._sessions:
             raise AlreadyExistsError("request", session.request_id)
         self._sessions[session.request_id] = session
+        self._is_empty.clear()
 
     def claim(self, link: LinkSessions, request_id: str, attempt: int) -> int | None:
         """A worker asks to run an attempt: its handle, or None if it must not. The first to ask wins."""
@@ -122,7 +126,17 @@ class RequestTable:
             leftover = Leftover(link=session.link, handle=session.handle)
         session.state, session.ticket, session.link = State.ENDED, None, None
         self._sessions.pop(session.request_id, None)
+        if not self._sessions:
+            self._is_empty.set()
         return leftover
+
+    async def until_empty(self, timeout_s: float) -> bool:
+        """Waits until no request is left; False if some were after `timeout_s` seconds."""
+        if not self._sessions:
+            return True
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._is_empty.wait(), timeout_s)
+        return not self._sessions
 
     def queued(self) -> list[Session]:
         """Requests that no worker has claimed."""

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+CLOSE_GRACE_S = 0.5
+"""For the last bytes of calls that have ended, and to cancel those that outlasted the grace time."""
+
 SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
     models_pb2.DESCRIPTOR.services_by_name["Models"].full_name,
@@ -122,8 +125,9 @@ class Gateway:
         """Drains: health first, no new requests, running streams end well within the grace time."""
         self.inference.is_draining = True
         await self.health.drain()
-        deadline = asyncio.get_running_loop().time() + self._settings.drain_timeout_s
-        await self._server.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
+        # The port stays open meanwhile: closing it now would refuse new calls without saying when to retry.
+        await self.table.until_empty(self._settings.drain_timeout_s)
+        await self._server.stop(CLOSE_GRACE_S)
         await self.dispatcher.close()
         for task in self._background:
             task.cancel()
