@@ -86,16 +86,18 @@ class RequestConsumer:
         self._redis = redis
         self._worker_id = worker_id
         self._claim_idle_ms = round(claim_idle_s * 1000)
-        self._inboxes = [keys.inbox_stream(model, worker_id, priority) for priority in keys.PRIORITIES]
-        self._streams: list[str] = []
-        for priority, inbox in zip(keys.PRIORITIES, self._inboxes, strict=True):
-            self._streams += [
-                inbox,
-                keys.engine_stream(model, engine, priority),
-                keys.model_stream(model, priority),
-            ]
+        self._homes: dict[str, str] = {}
+        """Each stream in the order of taking, and where entries that are given back go from there."""
+        for priority in keys.PRIORITIES:
+            inbox = keys.inbox_stream(model, worker_id, priority)
+            pinned = keys.engine_stream(model, engine, priority)
+            shared = keys.model_stream(model, priority)
+            # Nobody else reads an inbox.
+            self._homes |= {inbox: shared, pinned: pinned, shared: shared}
+        self._streams = list(self._homes)
         self._take = redis.register_script(scripts.TAKE)
         self._put_back = redis.register_script(scripts.PUT_BACK)
+        self._close = redis.register_script(scripts.CLOSE_CONSUMER)
 
     async def open(self) -> None:
         """Makes streams and groups where they are missing. Groups start at 0: what waits already counts."""
@@ -107,7 +109,11 @@ class RequestConsumer:
                     raise
 
     async def take(self, wanted: int, *, claim: bool) -> list[Entry]:
-        """Takes at most `wanted` entries without waiting; with `claim`, also what others left unconfirmed."""
+        """Takes at most `wanted` entries without waiting.
+
+        With `claim`, also those that were left unconfirmed: by others, or by this worker itself (as when
+        the answer to an earlier take was lost), so it must know those that it still holds.
+        """
         args: list[Any] = [keys.REQUEST_GROUP, self._worker_id, wanted, self._claim_idle_ms if claim else 0]
         taken = await self._recreating_groups(lambda: self._take(keys=self._streams, args=args))
         return [Entry(self._streams[index], entry_id.decode(), payload) for index, entry_id, payload in taken]
@@ -134,31 +140,22 @@ class RequestConsumer:
         await _remove(self._redis, [(entry.stream, entry.entry_id) for entry in entries])
 
     async def put_back(self, entry: Entry) -> None:
-        """Gives an entry back to the end of its queue for another worker to take."""
-        await self._put_back(keys=[entry.stream], args=[keys.REQUEST_GROUP, entry.entry_id])
+        """Gives an entry back for another worker to take, behind those that wait; its deadline stays."""
+        home = self._homes[entry.stream]
+        await self._put_back(keys=[entry.stream, home], args=[keys.REQUEST_GROUP, entry.entry_id])
 
     async def close(self) -> None:
-        """Removes this worker's consumers and inboxes; call when it holds no entry.
-
-        Deleting a consumer would drop its pending entries, so those are given back first.
-        """
-        for stream in self._streams:
-            pending = await self._redis.xpending_range(
-                stream, keys.REQUEST_GROUP, min="-", max="+", count=1000, consumername=self._worker_id
-            )
-            for item in pending:
-                await self._put_back(keys=[stream], args=[keys.REQUEST_GROUP, item["message_id"]])
-            await self._redis.xgroup_delconsumer(stream, keys.REQUEST_GROUP, self._worker_id)
-        for inbox in self._inboxes:
-            if await self._redis.xlen(inbox) == 0:
-                await self._redis.delete(inbox)
+        """Gives back what this worker holds and what waits in its inboxes; removes its consumers."""
+        for stream, home in self._homes.items():
+            await self._close(keys=[stream, home], args=[keys.REQUEST_GROUP, self._worker_id])
 
     async def _recreating_groups(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Runs `call`; if Redis lost its data in between, makes the groups again and runs it once more."""
         try:
             return await call()
         except ResponseError as error:
-            if "NOGROUP" not in str(error):
+            # Redis 7 tells one who waits UNBLOCKED when the stream goes, Valkey NOGROUP.
+            if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
                 raise
             await self.open()
             return await call()

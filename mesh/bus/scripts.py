@@ -42,15 +42,43 @@ end
 return taken
 """
 
-PUT_BACK = """
--- KEYS: one request stream. ARGV: group, entry id.
--- Gives an entry that this consumer holds back to the queue, at its end.
-local entry = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])[1]
-if not entry then return 0 end
-redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
-redis.call('XDEL', KEYS[1], ARGV[2])
-redis.call('XADD', KEYS[1], '*', unpack(entry[2]))
-return 1
+_MOVE = """
+local function move(from, to, group, id)
+  local entry = redis.call('XRANGE', from, id, id)[1]
+  redis.call('XACK', from, group, id)
+  if not entry then return end
+  redis.call('XDEL', from, id)
+  local time = redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  local expires = tonumber(string.match(id, '^%d+')) + tonumber(entry[2][4])
+  redis.call('XADD', to, '*', 'request', entry[2][2], 'ttl_ms', math.max(1, expires - now))
+end
+"""
+
+PUT_BACK = f"""
+-- KEYS: the stream of an entry, the stream to put it at the end of. ARGV: group, entry id.
+-- The entry gets a new id and keeps its deadline.
+{_MOVE}
+move(KEYS[1], KEYS[2], ARGV[1], ARGV[2])
+"""
+
+CLOSE_CONSUMER = f"""
+-- KEYS: a request stream, the stream to put its entries at the end of. ARGV: group, consumer.
+-- Puts back what the consumer holds and removes the consumer, which alone would drop what it holds. If
+-- the streams differ, the first is the consumer's inbox, and goes too with all that waits there.
+{_MOVE}
+local from, to, group, consumer = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
+if redis.call('EXISTS', from) == 0 then return end
+repeat
+  local held = redis.pcall('XPENDING', from, group, '-', '+', 100, consumer)
+  if held.err then break end
+  for _, item in ipairs(held) do move(from, to, group, item[1]) end
+until #held == 0
+redis.pcall('XGROUP', 'DELCONSUMER', from, group, consumer)
+if from ~= to then
+  for _, entry in ipairs(redis.call('XRANGE', from, '-', '+')) do move(from, to, group, entry[1]) end
+  redis.call('DEL', from)
+end
 """
 
 RENEW_LEASE = """
@@ -66,9 +94,9 @@ LIVE_LEASES = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local gone = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now)
-if #gone > 0 then
-  redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
-  redis.call('HDEL', KEYS[2], unpack(gone))
+for _, id in ipairs(gone) do
+  redis.call('ZREM', KEYS[1], id)
+  redis.call('HDEL', KEYS[2], id)
 end
 return redis.call('HGETALL', KEYS[2])
 """

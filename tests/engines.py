@@ -1,0 +1,44 @@
+"""Engines of a few bytes for tests."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from pathlib import Path
+
+from mesh.manifest import EngineFile, Manifest, TokenizerInfo
+from mesh.target import Target
+
+TARGET = Target(device_type="cpu", device_name="a CPU", architecture="x86_64", instruction_set="avx2")
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def manifest(files: dict[str, bytes] | None = None, **fields) -> Manifest:
+    """A manifest that names these files; every call has a build key of its own."""
+    files = {"tokenizer.json": b"{}"} if files is None else files
+    entries = tuple(EngineFile(path=p, size=len(data), sha256=sha256(data)) for p, data in files.items())
+    defaults = {
+        "model": "m",
+        "kind": "fake",
+        "target": TARGET,
+        "precision": "int8",
+        "build_key": sha256(uuid.uuid4().bytes),
+        "versions": {},
+        "max_batch_size": 4,
+        "max_seq_len": 128,
+        "max_num_tokens": 64,
+        "tokenizer": TokenizerInfo(vocab_size=256),
+        "files": entries,
+    }
+    return Manifest(**(defaults | fields))
+
+
+def write(folder: Path, files: dict[str, bytes]) -> Path:
+    """Puts an engine's files where they belong in a folder."""
+    for path, data in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    return folder
