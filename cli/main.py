@@ -7,6 +7,7 @@ import sys
 import typer
 
 from cli.builds import builds
+from cli.doctor import doctor
 from cli.engines import engines
 from cli.failures import CommandError, from_mesh
 from cli.generate import generate
@@ -31,7 +32,7 @@ app = typer.Typer(
 )
 for panel, commands in {
     "Use": (generate,),
-    "Look around": (models, engines, workers, builds, trace),
+    "Look around": (models, engines, workers, builds, trace, doctor),
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)

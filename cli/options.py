@@ -16,9 +16,18 @@ from mesh.settings import ClientSettings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+ENVIRONMENT_FILE = "mesh.env"
+"""In the data folder of a mesh that `enginemesh up` runs: what other processes need to join it."""
+
+
+def local_settings(data_dir: Path | None = None) -> ClientSettings:
+    """The settings of a command: the environment's, then those of the mesh that runs in the data folder."""
+    data_dir = data_dir or ClientSettings().data_dir
+    return ClientSettings(_env_file=data_dir / ENVIRONMENT_FILE, data_dir=data_dir)
+
 
 def _gateway() -> str:
-    return ClientSettings().gateway
+    return local_settings().gateway
 
 
 def _data_dir() -> Path:
@@ -31,7 +40,7 @@ GatewayOption = Annotated[
         "--gateway",
         "-g",
         default_factory=_gateway,
-        show_default="ENGINEMESH_GATEWAY, or 127.0.0.1:50051",
+        show_default="ENGINEMESH_GATEWAY, or the local mesh's",
         help="host:port of the gateway to talk to.",
     ),
 ]

@@ -31,3 +31,14 @@ def connect(url: str) -> Redis:
         retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), retries=3),
         retry_on_error=[RedisConnectionError],
     )
+
+
+async def describe_server(url: str) -> str:
+    """Name and version of the server at `url`, for people; raises UNREACHABLE or RedisError if it refuses."""
+    client = connect(url)
+    try:
+        info = await client.info("server")
+    finally:
+        await client.aclose()
+    name = info.get("server_name", "redis")
+    return f"{name} {info.get(f'{name}_version', info['redis_version'])}"

@@ -1,0 +1,237 @@
+"""All processes of a mesh on this machine, as `enginemesh up` and `enginemesh demo` start them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cli import child_logs
+from cli.client import Client
+from cli.embedded import free_port, start_s3, start_valkey
+from cli.failures import CommandError
+from cli.options import ENVIRONMENT_FILE
+from cli.supervisor import Child, ChildSpec, Supervisor
+from cli.tether import tethered
+from mesh.settings import ClientSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from typing_extensions import Self
+
+    from cli.embedded import Service
+
+START_LIMIT_S = 60.0
+STORE_GRACE_S = 15.0
+SERVICE_SLACK_S = 5.0
+"""What a service may take beyond its drain time until it is killed."""
+
+MANY_FAILURES = 3
+"""A process that ended this often in a row while the mesh starts is not going to run."""
+
+LOG_LINES_SHOWN = 15
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to start.
+
+    Attributes:
+        data_dir: Where everything is kept.
+        port: Of the gateway, on loopback.
+        kind: Engine kind that the workers handle.
+        models: One group of inference workers serves each.
+        workers: Inference workers for each model.
+        source_roots: Folders whose models the build worker may read.
+    """
+
+    data_dir: Path
+    port: int
+    kind: str
+    models: tuple[str, ...] = ()
+    workers: int = 1
+    source_roots: tuple[Path, ...] = ()
+
+
+@dataclass
+class LocalMesh:
+    """A mesh on this machine: `with` starts it and stops it.
+
+    Valkey and an S3 server are started too, unless ENGINEMESH_REDIS_URL and ENGINEMESH_S3_ENDPOINT name
+    others. What a further process needs to join stands in `<data_dir>/mesh.env`.
+
+    Args:
+        plan: What to start.
+        report: Called with lines for people.
+        echo: Called with process name and each line that it prints; None: only to its log file.
+    """
+
+    plan: Plan
+    report: Callable[[str], None]
+    echo: Callable[[str, str], None] | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._settings = ClientSettings(data_dir=self.plan.data_dir.resolve())
+        self._data_dir = self._settings.data_dir
+        self._supervisor = Supervisor(self._data_dir / "logs", self.report, self.echo)
+        self._services: list[Child] = []
+
+    @property
+    def address(self) -> str:
+        """Of the gateway."""
+        return f"127.0.0.1:{self.plan.port}"
+
+    def __enter__(self) -> Self:
+        self._data_dir.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(self._data_dir / "up.lock")
+        try:
+            _check_port(self.plan.port)
+            self.environment["ENGINEMESH_DATA_DIR"] = str(self._data_dir)
+            self._start_stores()
+            self._write_environment()
+            self._start_services()
+        except BaseException:  # also Ctrl-C: what was started must not stay
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def client(self) -> Client:
+        """A client of the gateway."""
+        return Client(self.address, self._settings.max_message_bytes)
+
+    def wait_until_serving(self, service: str, limit_s: float) -> None:
+        """Waits until the gateway ("") or a model serves.
+
+        Raises:
+            CommandError: a process keeps failing, or `limit_s` seconds have passed.
+        """
+        deadline = time.monotonic() + limit_s
+
+        def check() -> None:
+            self.check()
+            if time.monotonic() > deadline:
+                what = f"model {service}" if service else "the gateway"
+                raise CommandError(f"{what} does not serve after {limit_s:.0f} s; see {self._log_folder}")
+
+        with self.client() as client:
+            client.wait_until_serving(service, check)
+
+    def check(self) -> None:
+        """Raises CommandError, with the end of its log, if a process keeps failing."""
+        for child in self._services:
+            if child.failures_in_a_row >= MANY_FAILURES:
+                name = child.spec.name
+                lines = child_logs.tail(self._log_folder / f"{name}.log", LOG_LINES_SHOWN)
+                raise CommandError("\n".join([f"{name} does not stay up; its log ends with:", *lines]))
+
+    @property
+    def _log_folder(self) -> Path:
+        return self._supervisor.log_folder
+
+    def _start_stores(self) -> None:
+        stores = []
+        if "redis_url" not in self._settings.model_fields_set:
+            folder = self._data_dir / "valkey"
+            port = free_port()
+            stores.append(self._store("valkey", lambda: start_valkey(folder, port)))
+        if "s3_endpoint" not in self._settings.model_fields_set:
+            s3_folder = self._data_dir / "s3"
+            s3_port = free_port()
+            stores.append(self._store("s3", lambda: start_s3(s3_folder, s3_port)))
+        try:
+            self._supervisor.start(*stores)
+        except (OSError, RuntimeError) as error:
+            raise CommandError(str(error)) from error
+
+    def _store(self, name: str, start: Callable[[], Service]) -> ChildSpec:
+        def start_and_note_address() -> subprocess.Popen[bytes]:
+            service = start()
+            self.environment.update(service.settings)
+            return service.process
+
+        return ChildSpec(name, start_and_note_address, STORE_GRACE_S)
+
+    def _start_services(self) -> None:
+        plan = self.plan
+        roots = os.pathsep.join(str(root.resolve()) for root in plan.source_roots)
+        specs = [
+            self._service(
+                "build-worker",
+                "build_worker.main",
+                {"ENGINEMESH_KINDS": plan.kind, "ENGINEMESH_SOURCE_ROOTS": roots},
+            )
+        ]
+        specs += [
+            self._service(
+                f"worker-{model}-{number}" if len(plan.models) > 1 else f"worker-{number}",
+                "infer_worker.main",
+                {"ENGINEMESH_KINDS": plan.kind, "ENGINEMESH_MODEL": model},
+            )
+            for model in plan.models
+            for number in range(1, plan.workers + 1)
+        ]
+        self._services += self._supervisor.start(*specs)
+        # The gateway comes last and so stops first: it ends its streams while the workers still run.
+        gateway = self._service("gateway", "gateway.main", {"ENGINEMESH_PORT": str(plan.port)})
+        self._services += self._supervisor.start(gateway)
+        self.wait_until_serving("", START_LIMIT_S)
+
+    def _service(self, name: str, module: str, settings: Mapping[str, str]) -> ChildSpec:
+        def start() -> subprocess.Popen[bytes]:
+            # A session of its own: Ctrl-C in the terminal must reach the supervisor only, which then
+            # stops its children in order.
+            return subprocess.Popen(
+                tethered([sys.executable, "-m", module]),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **self.environment, **settings},
+                start_new_session=True,
+                cwd=self._data_dir,  # Python would import a folder named "gateway" from the user's
+            )
+
+        return ChildSpec(name, start, self._settings.drain_timeout_s + SERVICE_SLACK_S)
+
+    def _write_environment(self) -> None:
+        path = self._data_dir / ENVIRONMENT_FILE
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600)  # it holds the S3 server's keys
+        lines = [f"{name}={value}\n" for name, value in self.environment.items()]
+        path.write_text("".join([*lines, f"ENGINEMESH_GATEWAY={self.address}\n"]))
+
+    def _stop(self) -> None:
+        try:
+            self._supervisor.stop()
+        finally:
+            (self._data_dir / ENVIRONMENT_FILE).unlink(missing_ok=True)
+            os.close(self._lock)
+
+
+def _lock(path: Path) -> int:
+    """Makes sure that one mesh at a time uses a folder; the kernel lets go of it when this process ends."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise CommandError(
+            f"a mesh already runs in {path.parent}; choose another folder with --data"
+        ) from None
+    return descriptor
+
+
+def _check_port(port: int) -> None:
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise CommandError(f"port {port} is taken; choose another with --port")
