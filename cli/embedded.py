@@ -94,8 +94,9 @@ def start_s3(folder: Path, port: int = 0) -> Service:
     command = [
         shutil.which("weed", path=str(Path(sys.executable).parent)) or "weed",
         *("mini", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.port={port}"),
-        *("-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0"),
-        *(f"-{part}.port={free_port()}" for part in ("master", "volume", "filer")),
+        *("-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"),
+        "-master.telemetry=false",
+        *(f"-{part}.port={free_port()}" for part in ("master", "volume", "filer", "admin")),
     ]
     environment = {"AWS_ACCESS_KEY_ID": access_key, "AWS_SECRET_ACCESS_KEY": secret_key}
     http = urllib3.PoolManager(retries=False, timeout=2)  # asked again below, at a pace of our own

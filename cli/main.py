@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from cli.build import build
 from cli.builds import builds
 from cli.doctor import doctor
 from cli.engines import engines
@@ -31,7 +32,7 @@ app = typer.Typer(
     epilog=EPILOG,
 )
 for panel, commands in {
-    "Use": (generate,),
+    "Use": (build, generate),
     "Look around": (models, engines, workers, builds, trace, doctor),
 }.items():
     for command in commands:

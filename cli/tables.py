@@ -7,9 +7,9 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import MessageToDict
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,11 +33,11 @@ def print_json(messages: Iterable[Message]) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], when_empty: str) -> None:
     """Prints a table, or one line if there are no rows. Columns whose name ends with ">" align right."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # not markup: details come from elsewhere
     if table.row_count:
         Console(highlight=False).print(table)
     else:
@@ -61,7 +61,9 @@ def size(count: int) -> str:
 
 
 def age(moment: Timestamp) -> str:
-    """How long ago that was, in its largest unit."""
+    """How long ago that was, in its largest unit; nothing if the moment is unset."""
+    if not moment.seconds:
+        return ""
     seconds = (datetime.now(timezone.utc) - moment.ToDatetime(timezone.utc)).total_seconds()
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
