@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mesh.manifest import EngineFile, Manifest, TokenizerInfo
 from mesh.target import Target
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TARGET = Target(device_type="cpu", device_name="a CPU", architecture="x86_64", instruction_set="avx2")
 

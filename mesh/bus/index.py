@@ -92,11 +92,12 @@ class EngineIndex:
         return latest if latest != since else None
 
     async def _add_all(self, records: Iterable[EngineRecord]) -> None:
-        for record in records:
-            model = record.manifest.model
-            # Two hash tags, so no transaction: whoever sees the model before its engine finds it empty.
-            await self._redis.hset(keys.model_engines(model), record.digest, _encode(record))
-            await self._redis.sadd(keys.MODELS, model)
+        # Two hash tags, so no transaction: whoever sees the model before its engine finds it empty.
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for record in records:
+                pipe.hset(keys.model_engines(record.manifest.model), record.digest, _encode(record))
+                pipe.sadd(keys.MODELS, record.manifest.model)
+            await pipe.execute()
 
     async def _remove_all(self, records: Iterable[EngineRecord]) -> None:
         for record in records:
