@@ -20,7 +20,7 @@ CODE := mesh gateway build_worker infer_worker cli tests tools
 	@VIRTUAL_ENV=.venv-codegen .venv-codegen/bin/uv pip sync -q requirements/codegen.lock
 	@touch $@
 
-.PHONY: help setup demo up test check format protos lock clean
+.PHONY: help setup demo up test check format protos docs lock clean
 
 help: ## Show what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ format: .venv/ready ## Format the code and mend what lint can mend
 
 protos: .venv-codegen/ready ## Generate enginemesh/**/*_pb2* from protos/
 	@mkdir -p .cache && tools/generate_protos.sh
+
+docs: .venv/ready ## Generate docs/settings.md from mesh/settings.py
+	@$(BIN)/python tools/settings_page.py
 
 lock: .venv/ready ## Resolve the lock files anew from pyproject.toml
 	$(BIN)/uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.10 pyproject.toml --extra local --extra dev -o requirements/dev.lock
