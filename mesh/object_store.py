@@ -85,6 +85,7 @@ class ObjectStore:
         region: str = "us-east-1",
         secure: bool = False,
         read_timeout_s: float = READ_TIMEOUT_S,
+        create_bucket: bool = True,
     ) -> None:
         self._retries = urllib3.Retry(
             total=ATTEMPTS - 1,
@@ -110,11 +111,14 @@ class ObjectStore:
         self._endpoint = endpoint
         self._bucket = bucket
         self._bucket_lock = threading.Lock()
-        self._bucket_exists = False
+        self._bucket_exists = not create_bucket
 
     @classmethod
-    def from_settings(cls, settings: MeshSettings) -> ObjectStore:
-        """The store that the settings name. Connects on first use, and then makes the bucket if absent."""
+    def from_settings(cls, settings: MeshSettings, *, create_bucket: bool = True) -> ObjectStore:
+        """The store that the settings name. Connects on first use, and then makes the bucket if absent.
+
+        Without `create_bucket` an absent bucket gives NotFoundError, as an absent object does.
+        """
         return cls(
             settings.s3_endpoint,
             settings.s3_bucket,
@@ -122,6 +126,7 @@ class ObjectStore:
             settings.s3_secret_key.get_secret_value(),
             region=settings.s3_region,
             secure=settings.s3_secure,
+            create_bucket=create_bucket,
         )
 
     def put_file(self, key: str, path: Path) -> None:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from cli.embedded import start_s3, start_valkey
 from mesh.bus.connection import connect
+from tests.sample_engine import build_sample_engine
+
+REPOSITORY = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +51,30 @@ def store_settings(s3, tmp_path):
         "ENGINEMESH_S3_BUCKET": f"test-{uuid.uuid4().hex[:12]}",
         "ENGINEMESH_DATA_DIR": str(tmp_path / "data"),
     }
+
+
+@pytest.fixture(scope="session")
+def smollm2_engine():
+    """SmolLM2-135M-Instruct, built for this CPU by the real builder: its folder and manifest.
+
+    Kept in .cache under its build key, so that only the first run builds it (about 30 s).
+    """
+    return build_sample_engine(REPOSITORY / ".cache")
+
+
+@pytest.fixture(scope="session")
+def _span_exporter():
+    # The global provider can be set but once in a process.
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    return exporter
+
+
+@pytest.fixture
+def spans(_span_exporter):
+    """The spans that end in this process during a test; `get_finished_spans` lists them."""
+    _span_exporter.clear()
+    yield _span_exporter
+    _span_exporter.clear()

@@ -1,0 +1,81 @@
+"""What every engine kind implements to be built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from build_worker.stages import Stage
+    from mesh.manifest import TokenizerInfo
+    from mesh.model_file import ModelFile
+    from mesh.target import Target
+
+
+class Report(Protocol):
+    """Told how far a build is."""
+
+    def __call__(self, stage: Stage, fraction: float, detail: str = "") -> None:
+        """`fraction` of `stage` is done, 0 to 1; `detail` is for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildInput:
+    """What a builder works from.
+
+    Attributes:
+        source: File or folder of the source model; an empty folder if the spec names no source.
+        target: The hardware that this process runs on.
+        work: An empty folder for intermediate files; removed afterwards.
+        output: An empty folder that becomes the engine.
+    """
+
+    spec: ModelFile
+    source: Path
+    target: Target
+    work: Path
+    output: Path
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTraits:
+    """What the manifest says of an engine besides its files; fields as in mesh.manifest.Manifest."""
+
+    precision: str
+    max_batch_size: int
+    max_seq_len: int
+    max_num_tokens: int
+    tokenizer: TokenizerInfo
+    kv_bytes_per_token: int = 0
+    capabilities: tuple[str, ...] = ()
+    options: dict[str, str] = field(default_factory=dict)
+
+
+class Builder(Protocol):
+    """Makes engines of one kind. The same input must give the same bytes each time."""
+
+    needs_source: bool
+    """Whether a spec without `source` is refused."""
+
+    def validate(self, spec: ModelFile) -> None:
+        """Refuses, before anything is fetched, what this kind cannot do.
+
+        Raises:
+            InvalidFieldError: names the field, such as "spec.precision".
+            PreconditionError: what the spec needs is not installed here.
+        """
+
+    def runtime_versions(self) -> dict[str, str]:
+        """Versions that the one who runs the engine must have too; they go into the manifest."""
+
+    def tool_versions(self) -> dict[str, str]:
+        """Versions of everything that the engine's bytes depend on; they go into the build key."""
+
+    def build(self, job: BuildInput, report: Report) -> EngineTraits:
+        """Fills `job.output`. Runs in a process of its own, which may be killed at any time.
+
+        Raises:
+            MeshError: the source or the spec is at fault, and how.
+        """

@@ -1,0 +1,19 @@
+"""Versions of the tools that make and run engines, by the names that manifests use."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+ABSENT = "none"
+
+
+def installed_versions(*distributions: str) -> dict[str, str]:
+    """The installed version of each Python distribution, without importing it; ABSENT if it is not here."""
+    return {name: _version(name) for name in distributions}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ABSENT
