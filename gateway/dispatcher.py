@@ -9,7 +9,7 @@ import structlog
 from opentelemetry import trace
 
 from gateway.session import State
-from mesh import telemetry
+from mesh import metrics, semconv, telemetry
 from mesh.bus import keys
 from mesh.bus.connection import UNREACHABLE
 from mesh.errors import DeadlineError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from gateway.request_table import LinkSessions, RequestTable
     from gateway.session import Session
+    from gateway.waiting_room import WaitingRoom
     from mesh.bus.requests import RequestProducer
 
 log = structlog.get_logger(__name__)
@@ -33,15 +34,22 @@ class Dispatcher:
 
     Args:
         table: The protocol's state.
+        room: Where requests wait before they go to Redis.
         producer: The queues.
         gateway_id: This process.
         gateway_address: Where workers reach this process, "host:port".
     """
 
     def __init__(
-        self, table: RequestTable, producer: RequestProducer, gateway_id: str, gateway_address: str
+        self,
+        table: RequestTable,
+        room: WaitingRoom,
+        producer: RequestProducer,
+        gateway_id: str,
+        gateway_address: str,
     ) -> None:
         self.table = table
+        self.room = room
         self._producer = producer
         self._gateway_id = gateway_id
         self._gateway_address = gateway_address
@@ -63,9 +71,16 @@ class Dispatcher:
         """
         self.table.add(session)
         loop = asyncio.get_running_loop()
-        self._deadlines[session] = loop.time() + timeout_s
+        now = loop.time()
+        self._deadlines[session] = now + timeout_s
         self._timers[session] = loop.call_later(timeout_s, self._expire, session)
-        await self._enqueue(session)
+        self._begin_wait(session, now)
+        self.room.enter(session, now)
+        for released in self.room.next_for_redis(session.model, now):
+            if released is session:
+                await self._enqueue(session)
+            else:
+                self._spawn(self._enqueue(released))
 
     def end(self, session: Session) -> None:
         """Takes back everything that a request has anywhere. Harmless to repeat; never waits.
@@ -76,7 +91,9 @@ class Dispatcher:
         leftover = self.table.end(session)
         if timer := self._timers.pop(session, None):
             timer.cancel()
-        self._deadlines.pop(session, None)
+            del self._deadlines[session]
+            self.room.end(session)
+            self._fill_window(session.model)
         self._end_queue_span(session)
         if leftover.link is not None:
             self.cancel_on_link(leftover.link, leftover.handle)
@@ -88,11 +105,15 @@ class Dispatcher:
         now = asyncio.get_running_loop().time()
         session.timeline.queue_total += now - session.timeline.queued
         self._end_queue_span(session)
+        self.room.claimed(session, now)
+        self._fill_window(session.model)
 
     def move(self, sessions: Iterable[Session]) -> None:
         """Queues requests again that lost their worker; they are QUEUED for their next attempt already."""
         for session in sessions:
             log.info("request moves", request=session.request_id, attempt=session.attempt)
+            metrics.REQUESTS_MOVED.add(1, {semconv.REQUEST_MODEL: session.model})
+            self._begin_wait(session, asyncio.get_running_loop().time())
             self._spawn(self._enqueue(session))
 
     async def audit(self) -> None:
@@ -118,8 +139,6 @@ class Dispatcher:
     async def _enqueue(self, session: Session) -> None:
         loop = asyncio.get_running_loop()
         attempt = session.attempt
-        session.timeline.queued = loop.time()
-        self._begin_queue_span(session)
         payload = session.queued_request(self._gateway_id, self._gateway_address).SerializeToString()
         while self._is_waiting(session, attempt):
             ttl_s = self._deadlines[session] - loop.time()
@@ -138,6 +157,14 @@ class Dispatcher:
                 # Redis's answer; then it owns the entry.)
                 await self._producer.withdraw(ticket)
             return
+
+    def _fill_window(self, model: str) -> None:
+        for session in self.room.next_for_redis(model, asyncio.get_running_loop().time()):
+            self._spawn(self._enqueue(session))
+
+    def _begin_wait(self, session: Session, now: float) -> None:
+        session.timeline.queued = now
+        self._begin_queue_span(session)
 
     def _is_waiting(self, session: Session, attempt: int) -> bool:
         return session.state is State.QUEUED and session.attempt == attempt

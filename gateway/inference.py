@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 from enginemesh.v1 import inference_pb2, inference_pb2_grpc
 from gateway import admission
 from gateway.request_trace import RequestTrace
 from gateway.session import Session, Timeline
 from mesh import telemetry
-from mesh.errors import UnavailableError
+from mesh.errors import SlowConsumerError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +27,21 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
 
 REQUEST_ID_METADATA = "enginemesh-request-id"
+CLIENT_METADATA = "enginemesh-client"
+MAX_CLIENT_NAME = 128
+STALL_CHECKS = 10
+"""Sweeps per stall limit."""
+FAR_FUTURE = float("inf")
 LONG_PROMPT_BYTES = 8192
 """A prompt longer than this is tokenised in a thread, so that running streams don't wait for it."""
+
+
+@dataclass(slots=True)
+class _Write:
+    """A call's task, and since when it waits for its client to read, in seconds of the loop's clock."""
+
+    task: asyncio.Task[None]
+    since: float = FAR_FUTURE
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
@@ -44,6 +58,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._dispatcher = dispatcher
         self._settings = settings
         self.is_draining = False
+        self._writing: dict[Session, _Write] = {}
 
     async def Generate(  # type: ignore[override]  # it writes to the context; the stub knows iterators only
         self, request: inference_pb2.GenerateRequest, context: Context
@@ -56,11 +71,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         error: BaseException | None = None
         try:
             with request_trace.admission():
-                session = await self._admit(request, Timeline(arrived))
+                session = await self._admit(request, Timeline(arrived), _client(context))
             request_trace.admitted(session)
             await self._dispatcher.submit(session, self._timeout_s(context))
             await context.send_initial_metadata(((REQUEST_ID_METADATA, session.request_id),))
-            await self._stream(session, context, loop)
+            await self._stream_unless_stalled(session, context, loop)
         except BaseException as raised:
             error = raised
             raise
@@ -70,7 +85,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 self._dispatcher.end(session)
             request_trace.end(session, error, loop.time())
 
-    async def _admit(self, request: inference_pb2.GenerateRequest, timeline: Timeline) -> Session:
+    async def _admit(
+        self, request: inference_pb2.GenerateRequest, timeline: Timeline, client: str
+    ) -> Session:
         if self.is_draining:
             raise UnavailableError("this gateway is shutting down; ask another", retry_after_s=1.0)
         admission.check_capacity(len(self._dispatcher.table), self._settings.max_requests)
@@ -80,6 +97,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         prompt_ids = await _tokenise(request, model.tokenizer)
         admitted = admission.admit(checked, prompt_ids, engines)
         sampling = admitted.sampling
+        self._dispatcher.room.check(checked.model, client, len(prompt_ids), asyncio.get_running_loop().time())
         return Session(
             request_id=checked.request_id,
             model=checked.model,
@@ -88,18 +106,54 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             eos_token_ids=frozenset() if sampling.ignore_eos else model.tokenizer.eos_token_ids,
             output=model.tokenizer.output(sampling.stop),
             timeline=timeline,
+            client=client,
             priority=checked.priority,
             engine=admitted.engine,
             return_token_ids=request.return_token_ids,
             max_attempts=self._settings.max_attempts,
         )
 
+    async def watch_stalls(self) -> None:
+        """Ends, for ever, calls whose client has not read for longer than the stall limit.
+
+        One sweep over all calls, rather than a timer around each write, which every token would pay for.
+        """
+        loop = asyncio.get_running_loop()
+        limit = self._settings.stall_limit_s
+        while True:
+            await asyncio.sleep(limit / STALL_CHECKS)
+            for session, call in list(self._writing.items()):
+                stalled_s = loop.time() - call.since
+                if stalled_s > limit:
+                    session.fail(
+                        SlowConsumerError(
+                            f"stall_limit_s: nothing was read for {stalled_s:.0f} s, the limit is {limit:g} s",
+                            tokens_sent=session.taken,
+                        )
+                    )
+                    call.task.cancel()
+
+    async def _stream_unless_stalled(
+        self, session: Session, context: Context, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        try:
+            await self._stream(session, context, loop)
+        except asyncio.CancelledError:
+            if isinstance(session.error, SlowConsumerError):
+                raise session.error from None
+            raise
+        finally:
+            self._writing.pop(session, None)
+
     async def _stream(self, session: Session, context: Context, loop: asyncio.AbstractEventLoop) -> None:
         response = inference_pb2.GenerateResponse
+        write = self._writing[session] = _Write(cast("asyncio.Task[None]", asyncio.current_task()))
         while session.terminal is None:
+            write.since = FAR_FUTURE
             await session.wait(loop)
             delta = session.drain()
             if delta is not None:
+                write.since = loop.time()
                 await context.write(response(delta=delta))
         session.timeline.ended = loop.time()
         await context.write(response(finished=session.finished(session.timeline.ended)))
@@ -107,6 +161,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     def _timeout_s(self, context: Context) -> float:
         remaining = context.time_remaining()
         return self._settings.default_timeout_s if remaining is None else max(0.0, remaining)
+
+
+def _client(context: Context) -> str:
+    """Who calls, for fair shares and limits: the name that the call gives, else the host it comes from."""
+    for key, value in context.invocation_metadata() or ():
+        if key == CLIENT_METADATA:
+            return f"name:{value!s}"[:MAX_CLIENT_NAME]
+    return context.peer().rpartition(":")[0]
 
 
 def _parent(context: Context) -> OtelContext:

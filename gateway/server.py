@@ -36,6 +36,7 @@ from gateway.links import LinksServicer
 from gateway.listings import EnginesServicer, ModelsServicer, WorkersServicer
 from gateway.operations import OperationsServicer
 from gateway.request_table import RequestTable
+from gateway.waiting_room import WaitingRoom
 from mesh import transport
 from mesh.bus.connection import UNREACHABLE, connect
 from mesh.bus.index import EngineIndex, rebuild_index
@@ -96,7 +97,11 @@ class Gateway:
         link_port = self._link_server.add_insecure_port(f"{settings.link_host}:{settings.link_port}")
         producer = RequestProducer(self._redis)
         self.dispatcher = Dispatcher(
-            self.table, producer, settings.gateway_id, f"{settings.link_host}:{link_port}"
+            self.table,
+            WaitingRoom(settings),
+            producer,
+            settings.gateway_id,
+            f"{settings.link_host}:{link_port}",
         )
         self.links = LinksServicer(
             self.dispatcher, settings.gateway_id, settings.heartbeat_interval_s, settings.silence_limit_s
@@ -119,6 +124,7 @@ class Gateway:
         self.port = self._server.add_insecure_port(f"{settings.host}:{settings.port}")
         await self.health.open()
         await self._server.start()
+        self._run(self.inference.watch_stalls())
         log.info("gateway ready", address=f"{settings.host}:{self.port}", id=settings.gateway_id)
 
     async def stop(self) -> None:

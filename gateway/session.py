@@ -68,6 +68,7 @@ class Session:
     output: OutputStream
     timeline: Timeline
     span: trace.Span = trace.INVALID_SPAN
+    client: str = ""
     priority: str = "normal"
     engine: str = ""
     return_token_ids: bool = False

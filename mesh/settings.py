@@ -67,6 +67,20 @@ class GatewaySettings(MeshSettings):
     max_message_bytes: int = Field(16 * MIB, gt=0, description="Largest gRPC message in either direction")
     max_prompt_bytes: int = Field(4 * MIB, gt=0, description="Longest prompt or conversation, in UTF-8 bytes")
     max_requests: int = Field(20_000, gt=0, description="Requests in the gateway at once")
+    max_client_requests: int = Field(
+        10_000, gt=0, description="Requests of one client in the gateway at once"
+    )
+    max_queued_requests: int = Field(
+        10_000, gt=0, description="Requests of one model that wait in the gateway"
+    )
+    max_queued_tokens: int = Field(50_000_000, gt=0, description="Prompt tokens of one model that wait")
+    max_queue_s: float = Field(
+        60.0, gt=0, description="A request that would wait longer, by the rate measured, is refused"
+    )
+    queue_window: int = Field(32, gt=0, description="Waiting requests of a model that are in Redis at once")
+    stall_limit_s: float = Field(
+        60.0, gt=0, description="A client that reads nothing for this long is cut off"
+    )
     max_attempts: int = Field(3, gt=0, description="Workers that a request is tried on")
     default_timeout_s: float = Field(600.0, gt=0, description="Deadline of a call that sets none")
 

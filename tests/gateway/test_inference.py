@@ -303,3 +303,19 @@ async def test_a_client_that_reads_slowly_gets_merged_deltas(stub, worker):
     text, finished = await collect(call)
     assert text == "abcd" * 1000
     assert finished.usage.completion_tokens == 4000
+
+
+async def test_a_client_that_stops_reading_is_cut_off_with_the_limit(gateway, stub, worker, monkeypatch):
+    call = stub.Generate(request(sampling={"max_tokens": 1 << 19}))
+    _, handle = await worker.begin()
+    gateway.inference._settings = gateway.inference._settings.model_copy(update={"stall_limit_s": 0.3})
+    sweep = asyncio.ensure_future(gateway.inference.watch_stalls())
+    chunk = [*b"abcd" * 16_384]
+    for offset in range(0, 1 << 19, len(chunk)):
+        await worker.send((handle, offset, chunk))
+    assert (await worker.receive("cancels")).cancels == [handle]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(call)
+    assert details_of(caught.value, error_details_pb2.ErrorInfo).reason == "SLOW_CONSUMER"
+    assert len(gateway.table) == 0
+    sweep.cancel()

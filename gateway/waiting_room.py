@@ -1,0 +1,163 @@
+"""Backpressure of one gateway: what may wait, for how long, and whose turn it is.
+
+A model's Redis queue holds only a window of this gateway's requests; the others wait here, in fair order.
+So the order among clients can still change while requests wait, and a refused one costs Redis nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gateway.fair_queue import FairQueue
+from mesh.errors import ExhaustedError
+
+if TYPE_CHECKING:
+    from gateway.session import Session
+    from mesh.settings import GatewaySettings
+
+RATE_WINDOW_S = 5.0
+UNKNOWN_RETRY_S = 1.0
+MIN_RETRY_S, MAX_RETRY_S = 0.1, 60.0
+
+
+class DrainRate:
+    """How fast workers take prompt tokens: an exponentially weighted mean over some seconds."""
+
+    def __init__(self, now: float) -> None:
+        self._tokens = 0.0
+        self._began = now
+        self._updated = now
+
+    def record(self, tokens: int, now: float) -> None:
+        """A worker took a request."""
+        self._decay(now)
+        self._tokens += tokens
+
+    def tokens_per_s(self, now: float) -> float:
+        """The rate at this moment; 0 before anything was taken."""
+        self._decay(now)
+        # A young average has seen less than its window; without this it would be far too low.
+        seen = 1 - math.exp(-max(now - self._began, 1e-3) / RATE_WINDOW_S)
+        return self._tokens / (RATE_WINDOW_S * seen)
+
+    def _decay(self, now: float) -> None:
+        self._tokens *= math.exp(-(now - self._updated) / RATE_WINDOW_S)
+        self._updated = now
+
+
+@dataclass(slots=True)
+class _Model:
+    rate: DrainRate
+    waiting: FairQueue[Session] = field(default_factory=FairQueue)
+    in_redis: set[Session] = field(default_factory=set)
+    tokens_in_redis: int = 0
+
+    @property
+    def requests(self) -> int:
+        return len(self.waiting) + len(self.in_redis)
+
+    @property
+    def tokens(self) -> int:
+        return self.waiting.tokens + self.tokens_in_redis
+
+
+class WaitingRoom:
+    """Requests of this gateway that no worker has claimed. Pure; times are of the event loop's clock."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._models: dict[str, _Model] = {}
+        self._by_client: dict[str, int] = {}
+
+    def check(self, model: str, client: str, tokens: int, now: float) -> None:
+        """Refuses what there is no room for.
+
+        Raises:
+            ExhaustedError: names the limit, and when to come again by the rate at which the queue drains.
+        """
+        settings = self._settings
+        state = self._models.get(model)
+        mine = self._by_client.get(client, 0)
+        retry = self._retry_after(state, tokens, now)
+        if mine >= settings.max_client_requests:
+            raise _full("max_client_requests", mine, settings.max_client_requests, retry)
+        if state is None:
+            return
+        if state.requests >= settings.max_queued_requests:
+            raise _full("max_queued_requests", state.requests, settings.max_queued_requests, retry)
+        if state.tokens + tokens > settings.max_queued_tokens and state.requests:
+            raise _full("max_queued_tokens", state.tokens + tokens, settings.max_queued_tokens, retry)
+        rate = state.rate.tokens_per_s(now)
+        wait_s = state.tokens / rate if rate > 1 else 0.0
+        if state.requests > settings.queue_window and wait_s > settings.max_queue_s:
+            raise _full("max_queue_s", round(wait_s, 1), settings.max_queue_s, retry)
+
+    def enter(self, session: Session, now: float) -> None:
+        """A new request waits."""
+        self._by_client[session.client] = self._by_client.get(session.client, 0) + 1
+        self._model(session.model, now).waiting.add(
+            session,
+            client=session.client,
+            priority=session.priority,
+            tokens=len(session.prompt_ids),
+            now=now,
+        )
+
+    def next_for_redis(self, model: str, now: float) -> list[Session]:
+        """The requests that should go into the model's Redis queue now, in order."""
+        state = self._model(model, now)
+        released = []
+        while len(state.in_redis) < self._settings.queue_window:
+            session = state.waiting.pop(now)
+            if session is None:
+                break
+            state.in_redis.add(session)
+            state.tokens_in_redis += len(session.prompt_ids)
+            released.append(session)
+        return released
+
+    def claimed(self, session: Session, now: float) -> None:
+        """A worker took a request."""
+        if self._leave_redis(session):
+            self._models[session.model].rate.record(len(session.prompt_ids), now)
+
+    def end(self, session: Session) -> None:
+        """A request is over. Call once for each that entered."""
+        state = self._models[session.model]
+        if not state.waiting.remove(session):
+            self._leave_redis(session)
+        self._by_client[session.client] -= 1
+        if not self._by_client[session.client]:
+            del self._by_client[session.client]
+
+    def depth(self) -> dict[str, tuple[int, int]]:
+        """By model: requests and prompt tokens that wait, here and in Redis."""
+        return {name: (state.requests, state.tokens) for name, state in self._models.items()}
+
+    def _leave_redis(self, session: Session) -> bool:
+        state = self._models[session.model]
+        if session not in state.in_redis:
+            return False
+        state.in_redis.remove(session)
+        state.tokens_in_redis -= len(session.prompt_ids)
+        return True
+
+    def _model(self, name: str, now: float) -> _Model:
+        state = self._models.get(name)
+        if state is None:
+            state = self._models[name] = _Model(DrainRate(now))
+        return state
+
+    @staticmethod
+    def _retry_after(state: _Model | None, tokens: int, now: float) -> float:
+        rate = state.rate.tokens_per_s(now) if state else 0.0
+        if state is None or rate <= 0:
+            return UNKNOWN_RETRY_S
+        return min(MAX_RETRY_S, max(MIN_RETRY_S, (state.tokens + tokens) / rate / 2))
+
+
+def _full(limit: str, actual: float, allowed: float, retry_after_s: float) -> ExhaustedError:
+    message = f"{limit}: {actual:g} is over the limit of {allowed:g}"
+    return ExhaustedError(message, retry_after_s=retry_after_s, limit=limit, allowed=allowed, actual=actual)

@@ -1,0 +1,100 @@
+"""Limits on what waits, and the window in Redis."""
+
+import pytest
+
+from gateway.waiting_room import MAX_RETRY_S, DrainRate, WaitingRoom
+from mesh.errors import ExhaustedError
+from mesh.settings import GatewaySettings
+from tests.gateway.helpers import session
+
+
+def room(**limits):
+    return WaitingRoom(GatewaySettings(**{"queue_window": 2, **limits}))
+
+
+def enter(waiting_room, *names, client="c", now=0.0):
+    made = [session(name, client=client) for name in names]
+    for one in made:
+        waiting_room.enter(one, now)
+    return made
+
+
+def test_the_window_limits_what_is_in_redis_and_refills_as_workers_take():
+    r = room()
+    a, b, c = enter(r, "a", "b", "c")
+    assert r.next_for_redis("m", 0) == [a, b]
+    assert r.next_for_redis("m", 0) == []
+    r.claimed(a, 1.0)
+    assert r.next_for_redis("m", 1) == [c]
+    assert r.depth()["m"] == (2, 6)
+
+
+def test_a_request_that_ends_anywhere_leaves_nothing():
+    r = room()
+    made = enter(r, "a", "b", "c", "d")
+    r.next_for_redis("m", 0)
+    r.claimed(made[0], 0.5)
+    for one in made:
+        r.end(one)
+    assert r.depth()["m"] == (0, 0)
+    assert r._by_client == {}
+
+
+@pytest.mark.parametrize(
+    ("limits", "name"),
+    [
+        ({"max_client_requests": 2}, "max_client_requests"),
+        ({"max_queued_requests": 2}, "max_queued_requests"),
+        ({"max_queued_tokens": 8}, "max_queued_tokens"),
+    ],
+)
+def test_a_limit_that_is_reached_is_named(limits, name):
+    r = room(**limits)
+    enter(r, "a", "b")
+    with pytest.raises(ExhaustedError, match=name) as caught:
+        r.check("m", "c", 3, 0.0)
+    assert caught.value.metadata["limit"] == name
+    assert caught.value.retry_after_s > 0
+
+
+def test_another_client_has_limits_of_its_own():
+    r = room(max_client_requests=2)
+    enter(r, "a", "b")
+    r.check("m", "other", 3, 0.0)
+
+
+def test_a_single_request_over_the_token_limit_is_taken_when_nothing_waits():
+    room(max_queued_tokens=2).check("m", "c", 3, 0.0)
+
+
+def test_what_would_wait_too_long_is_refused_with_the_time_that_the_queue_takes():
+    r = room(max_queue_s=1.0)
+    made = enter(r, *[str(n) for n in range(100)])
+    now = 0.0
+    for one in made[:20]:  # three tokens per 0.1 s
+        r.next_for_redis("m", now)
+        now += 0.1
+        r.claimed(one, now)
+    with pytest.raises(ExhaustedError, match="max_queue_s") as caught:
+        r.check("m", "c", 3, now)
+    assert 1.0 < caught.value.retry_after_s < 10
+
+
+def test_the_rate_is_right_from_the_start_and_fades():
+    rate = DrainRate(0.0)
+    assert rate.tokens_per_s(1.0) == 0
+    for step in range(1, 21):
+        rate.record(30, step * 0.1)
+    assert rate.tokens_per_s(2.0) == pytest.approx(300, rel=0.15)
+    assert rate.tokens_per_s(100.0) < 1
+
+
+def test_retry_is_bounded():
+    r = room(max_queued_requests=1)
+    enter(r, "a")
+    r.next_for_redis("m", 0.0)
+    (b,) = enter(r, "b", now=0.0)
+    r.claimed(b, 0.0)
+    with pytest.raises(ExhaustedError) as caught:
+        r.check("m", "c", 10**9, 1000.0)
+    assert caught.value.retry_after_s <= MAX_RETRY_S
