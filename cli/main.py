@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import typer
 
 from cli.build import build
 from cli.builds import builds
+from cli.demo import demo
 from cli.doctor import doctor
 from cli.engines import engines
 from cli.failures import CommandError, from_mesh
 from cli.generate import generate
 from cli.models import models
 from cli.trace import trace
+from cli.up import up
 from cli.workers import workers
 from mesh.errors import MeshError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 EPILOG = """\
 **Exit status**: 0 done, 1 failed, 2 the request is wrong, 3 the mesh cannot serve it now (try again),
@@ -31,10 +37,12 @@ app = typer.Typer(
     help="Serve large language models over gRPC on a fleet of unlike GPUs, with an engine compiled for each.",
     epilog=EPILOG,
 )
-for panel, commands in {
+COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Run": (demo, up),
     "Use": (build, generate),
     "Look around": (models, engines, workers, builds, trace, doctor),
-}.items():
+}
+for panel, commands in COMMANDS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
 
