@@ -1,0 +1,31 @@
+"""Engine kinds by name. A new kind is a file here, one in build_worker/backends, and a line in each table."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from mesh.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from infer_worker.backends.base import EngineBackend
+
+_BACKENDS = {
+    "fake": "infer_worker.backends.fake:FakeBackend",
+    "openvino": "infer_worker.backends.openvino:OpenVinoBackend",
+}
+
+
+def backend_class(kind: str) -> type[EngineBackend]:
+    """The class that runs engines of a kind; importing it does not import the engine's library.
+
+    Raises:
+        UnsupportedError: no backend has this name.
+    """
+    if kind not in _BACKENDS:
+        raise UnsupportedError(
+            f"no engine kind {kind!r}; known are {', '.join(sorted(_BACKENDS))}", kind=kind
+        )
+    module, _, name = _BACKENDS[kind].partition(":")
+    backend: type[EngineBackend] = getattr(import_module(module), name)
+    return backend
