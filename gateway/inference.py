@@ -127,7 +127,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 if stalled_s > limit:
                     session.fail(
                         SlowConsumerError(
-                            f"stall_limit_s: nothing was read for {stalled_s:.0f} s, the limit is {limit:g} s",
+                            f"stall_limit_s: nothing was read for {stalled_s:.1f} s, over {limit:g} s",
                             tokens_sent=session.taken,
                         )
                     )

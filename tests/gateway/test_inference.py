@@ -305,17 +305,20 @@ async def test_a_client_that_reads_slowly_gets_merged_deltas(stub, worker):
     assert finished.usage.completion_tokens == 4000
 
 
-async def test_a_client_that_stops_reading_is_cut_off_with_the_limit(gateway, stub, worker, monkeypatch):
-    call = stub.Generate(request(sampling={"max_tokens": 1 << 19}))
-    _, handle = await worker.begin()
+async def test_a_client_that_stops_reading_is_cut_off_with_the_limit(gateway, worker):
     gateway.inference._settings = gateway.inference._settings.model_copy(update={"stall_limit_s": 0.3})
     sweep = asyncio.ensure_future(gateway.inference.watch_stalls())
-    chunk = [*b"abcd" * 16_384]
-    for offset in range(0, 1 << 19, len(chunk)):
-        await worker.send((handle, offset, chunk))
-    assert (await worker.receive("cancels")).cancels == [handle]
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await collect(call)
+    # A fixed window of 64 KiB: by default the client's library reads ahead by megabytes.
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_536)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}", options=options) as slow:
+        call = inference_pb2_grpc.InferenceStub(slow).Generate(request(sampling={"max_tokens": 1 << 19}))
+        _, handle = await worker.begin()
+        chunk = [*b"abcd" * 16_384]
+        for offset in range(0, 1 << 19, len(chunk)):
+            await worker.send((handle, offset, chunk))
+        assert (await worker.receive("cancels")).cancels == [handle]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(call)
     assert details_of(caught.value, error_details_pb2.ErrorInfo).reason == "SLOW_CONSUMER"
     assert len(gateway.table) == 0
     sweep.cancel()
