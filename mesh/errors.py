@@ -183,3 +183,10 @@ class BuildError(MeshError):
 
     code = grpc.StatusCode.INTERNAL
     reason = "BUILD_FAILED"
+
+
+class BuildCancelledError(MeshError):
+    """Somebody cancelled the build."""
+
+    code = grpc.StatusCode.CANCELLED
+    reason = "BUILD_CANCELLED"

@@ -44,19 +44,25 @@ def lease_info(role: str) -> str:
     return f"em:{{{role}}}:info"
 
 
+# Builds share one hash tag: they are few, and making or ending one touches several keys at once.
+
+
 def build_stream(target_key: str) -> str:
-    """Build jobs for one target."""
-    return f"em:{{t:{target_key}}}:jobs"
+    """Stream of build jobs for one target."""
+    return f"em:{{builds}}:jobs:{target_key}"
+
+
+OPERATION_LOG_PREFIX = "em:{builds}:log:"
 
 
 def operation_log(build_id: str) -> str:
-    """Stream: every state of one build's operation; the last entry is the present state."""
-    return f"em:{{b:{build_id}}}:log"
+    """Stream: states of one build's operation; the last entry is the present state."""
+    return OPERATION_LOG_PREFIX + build_id
 
 
-def operation_control(build_id: str) -> str:
-    """Stream: what the build's worker is asked to do (cancel)."""
-    return f"em:{{b:{build_id}}}:control"
+def operation_cancel(build_id: str) -> str:
+    """String: there while a build's worker is asked to stop it."""
+    return f"em:{{builds}}:cancel:{build_id}"
 
 
 BUILDS = "em:{builds}:all"
@@ -64,7 +70,7 @@ BUILDS = "em:{builds}:all"
 
 
 def build_request(request_id: str) -> str:
-    """String: build id that a client's request id gave, for as long as it is remembered."""
+    """String: build id that a client's request id gave, and digest of what it asked for, while remembered."""
     return f"em:{{builds}}:request:{request_id}"
 
 
