@@ -1,0 +1,232 @@
+"""The protocol under random interleavings: docs/protocol.md, rule by rule, against a model of its world."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from enginemesh.internal.v1 import step_pb2
+from gateway.request_table import LinkSessions, RequestTable
+from gateway.session import State
+from mesh.errors import AttemptsExhaustedError
+from tests.gateway.helpers import ERROR, LENGTH, session, step
+
+MAX_TOKENS = 6
+MAX_ATTEMPTS = 4
+
+
+def truth(request_id: str) -> list[int]:
+    """The undisturbed answer: what any reproducible engine gives, from any attempt."""
+    return [1 + (hash_of(request_id) * 7 + place * 13) % 200 for place in range(MAX_TOKENS)]
+
+
+def hash_of(text: str) -> int:
+    return sum((place + 1) * ord(character) for place, character in enumerate(text))
+
+
+@dataclass
+class Run:
+    """A sequence in a worker's engine."""
+
+    request_id: str
+    given: list[int]
+    base: int
+
+
+@dataclass
+class Worker:
+    link: LinkSessions
+    held: set[tuple[str, int]] = field(default_factory=set)
+    runs: dict[int, Run] = field(default_factory=dict)
+    in_flight: list[step_pb2.StepOutput] = field(default_factory=list)
+
+
+class Protocol(RuleBasedStateMachine):
+    requests = Bundle("requests")
+
+    @initialize()
+    def begin(self):
+        self.table = RequestTable()
+        self.sessions = {}
+        self.entries: dict[tuple[str, int], list[int]] = {}  # present entries: tokens that came with them
+        self.workers = [Worker(LinkSessions(f"w{n}", "e")) for n in range(3)]
+        self.ended: set[str] = set()
+        self.count = 0
+
+    # -- what happens ---------------------------------------------------------------------------------
+
+    @rule(target=requests)
+    def submit(self):
+        self.count += 1
+        request_id = f"r{self.count}"
+        made = session(request_id, max_tokens=MAX_TOKENS, max_attempts=MAX_ATTEMPTS)
+        self.table.add(made)
+        self.sessions[request_id] = made
+        self.queue(made)
+        return request_id
+
+    @precondition(lambda self: self.entries)
+    @rule(data=st.data(), number=st.integers(0, 2))
+    def take_or_claim_an_entry(self, data, number):
+        self.workers[number].held.add(data.draw(st.sampled_from(sorted(self.entries))))
+
+    @rule(number=st.integers(0, 2))
+    def ask_to_run_what_is_held(self, number):
+        worker = self.workers[number]
+        for key in sorted(worker.held):
+            handle = self.table.claim(worker.link, *key)
+            if handle is not None:
+                tokens = self.entries.get(key) or list(self.sessions[key[0]].token_ids)
+                worker.runs[handle] = Run(key[0], tokens, len(tokens))
+            self.entries.pop(key, None)
+        worker.held.clear()
+
+    @rule(number=st.integers(0, 2))
+    def forget_to_acknowledge(self, number):
+        """The worker dies between taking and claiming: its entries stay for others."""
+        self.workers[number].held.clear()
+
+    @rule(number=st.integers(0, 2), size=st.integers(1, 3), merged=st.booleans())
+    def engine_steps(self, number, size, merged):
+        worker = self.workers[number]
+        rows, finishes = [], []
+        for handle, run in list(worker.runs.items()):
+            answer = truth(run.request_id)
+            fresh = answer[len(run.given) : len(run.given) + size]
+            rows.append((handle, len(run.given) - run.base, fresh))
+            run.given = run.given + fresh
+            if len(run.given) == MAX_TOKENS:
+                finishes.append((handle, LENGTH))
+                del worker.runs[handle]
+        frame = step(*rows, finishes=finishes)
+        if merged and worker.in_flight:
+            worker.in_flight[-1].MergeFrom(frame)
+        else:
+            worker.in_flight.append(frame)
+
+    @rule(number=st.integers(0, 2))
+    def frame_arrives(self, number):
+        worker = self.workers[number]
+        if worker.in_flight:
+            self.deliver(worker, worker.in_flight.pop(0))
+
+    @rule(number=st.integers(0, 2))
+    def frame_is_repeated(self, number):
+        worker = self.workers[number]
+        if worker.in_flight:
+            frame = step_pb2.StepOutput()
+            frame.CopyFrom(worker.in_flight[0])
+            del frame.finishes[:]
+            self.deliver(worker, frame)
+
+    @rule(number=st.integers(0, 2))
+    def engine_fails_one_sequence(self, number):
+        worker = self.workers[number]
+        if worker.runs:
+            handle = next(iter(worker.runs))
+            del worker.runs[handle]
+            worker.in_flight.append(step(finishes=[(handle, ERROR)]))
+
+    @rule(number=st.integers(0, 2))
+    def link_breaks(self, number):
+        """The gateway loses the link; late frames of it may still come, and must change nothing."""
+        worker = self.workers[number]
+        for moved in self.table.lose(worker.link):
+            self.queue(moved)
+        before = {name: list(s.token_ids) for name, s in self.sessions.items()}
+        for frame in worker.in_flight:
+            self.deliver(worker, frame)
+        assert before == {name: list(s.token_ids) for name, s in self.sessions.items()}
+        self.workers[number] = Worker(LinkSessions(f"w{number}", "e"), held=worker.held)
+
+    @rule()
+    def redis_loses_everything(self):
+        self.entries.clear()
+
+    @rule()
+    def audit(self):
+        for waiting in self.table.queued():
+            self.queue(waiting)
+
+    @rule(request_id=requests)
+    def client_cancels(self, request_id):
+        self.end(self.sessions[request_id])
+
+    @rule()
+    def handlers_run(self):
+        for one in list(self.sessions.values()):
+            self.handle(one)
+
+    # -- the gateway's shell ----------------------------------------------------------------------------
+
+    def queue(self, waiting):
+        self.entries[(waiting.request_id, waiting.attempt)] = list(waiting.token_ids)
+
+    def deliver(self, worker, frame):
+        result = self.table.take_step(worker.link, frame)
+        assert not result.gaps, "frames of one link arrive in order"
+        for failed in result.failed:
+            if self.table.next_attempt(failed):
+                self.queue(failed)
+
+    def handle(self, one):
+        if one.state is State.ENDED:
+            return
+        while one.has_news and one.terminal is None:
+            try:
+                one.drain()
+            except AttemptsExhaustedError as error:  # ends the request as its handler would
+                assert error.metadata["tokens_sent"] == str(one.taken)  # noqa: PT017 - not the point of the test
+                self.end(one)
+                return
+        if one.terminal is not None:
+            assert one.token_ids == truth(one.request_id)
+            self.end(one)
+
+    def end(self, one):
+        leftover = self.table.end(one)
+        if leftover.link is not None:
+            for worker in self.workers:
+                if worker.link is leftover.link:
+                    worker.runs.pop(leftover.handle, None)
+        self.entries.pop((one.request_id, one.attempt), None)
+        self.ended.add(one.request_id)
+
+    # -- what must hold ---------------------------------------------------------------------------------
+
+    @invariant()
+    def tokens_are_a_prefix_of_the_truth(self):
+        for name, one in getattr(self, "sessions", {}).items():
+            assert one.token_ids == truth(name)[: len(one.token_ids)]
+
+    @invariant()
+    def a_request_runs_on_one_link_at_most(self):
+        for one in getattr(self, "sessions", {}).values():
+            owners = [w for w in self.workers if one in w.link.by_handle.values()]
+            assert len(owners) == (one.link is not None)
+
+    def teardown(self):
+        """Left alone, everything ends, and nothing is left."""
+        if not hasattr(self, "table"):
+            return
+        for _ in range(200):
+            if not len(self.table):
+                break
+            self.audit()
+            for number, worker in enumerate(self.workers):
+                worker.held.update(self.entries)
+                self.ask_to_run_what_is_held(number)
+                self.engine_steps(number, 3, merged=False)
+                while worker.in_flight:
+                    self.frame_arrives(number)
+            self.handlers_run()
+        assert len(self.table) == 0
+        assert self.ended == set(self.sessions)
+        assert all(not worker.link.by_handle for worker in self.workers)
+
+
+TestProtocol = Protocol.TestCase
+TestProtocol.settings = settings(
+    max_examples=120, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+)
