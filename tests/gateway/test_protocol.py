@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -37,7 +37,6 @@ class Run:
 @dataclass
 class Worker:
     link: LinkSessions
-    held: set[tuple[str, int]] = field(default_factory=set)
     runs: dict[int, Run] = field(default_factory=dict)
     in_flight: list[step_pb2.StepOutput] = field(default_factory=list)
 
@@ -67,33 +66,28 @@ class Protocol(RuleBasedStateMachine):
         return request_id
 
     @precondition(lambda self: self.entries)
-    @rule(data=st.data(), number=st.integers(0, 2))
-    def take_or_claim_an_entry(self, data, number):
-        self.workers[number].held.add(data.draw(st.sampled_from(sorted(self.entries))))
-
-    @rule(number=st.integers(0, 2))
-    def ask_to_run_what_is_held(self, number):
+    @rule(data=st.data(), number=st.integers(0, 2), asks=st.booleans(), acknowledges=st.booleans())
+    def worker_takes_or_claims_entries(self, data, number, asks, acknowledges):
+        """It may die before it asks, or after, before it acknowledges: then its entries stay."""
         worker = self.workers[number]
-        for key in sorted(worker.held):
-            handle = self.table.claim(worker.link, *key)
+        for key in data.draw(st.sets(st.sampled_from(sorted(self.entries)), min_size=1)):
+            tokens = self.entries[key]
+            handle = self.table.claim(worker.link, *key) if asks else None
             if handle is not None:
-                tokens = self.entries.get(key) or list(self.sessions[key[0]].token_ids)
-                worker.runs[handle] = Run(key[0], tokens, len(tokens))
-            self.entries.pop(key, None)
-        worker.held.clear()
+                worker.runs[handle] = Run(key[0], list(tokens), len(tokens))
+            if asks and acknowledges:
+                del self.entries[key]
 
-    @rule(number=st.integers(0, 2))
-    def forget_to_acknowledge(self, number):
-        """The worker dies between taking and claiming: its entries stay for others."""
-        self.workers[number].held.clear()
+    @precondition(lambda self: any(worker.runs for worker in self.workers))
+    @rule(size=st.integers(1, 3), merged=st.booleans())
+    def engines_step(self, size, merged):
+        for worker in self.workers:
+            self.engine_step(worker, size, merged=merged)
 
-    @rule(number=st.integers(0, 2), size=st.integers(1, 3), merged=st.booleans())
-    def engine_steps(self, number, size, merged):
-        worker = self.workers[number]
+    def engine_step(self, worker, size, *, merged):
         rows, finishes = [], []
         for handle, run in list(worker.runs.items()):
-            answer = truth(run.request_id)
-            fresh = answer[len(run.given) : len(run.given) + size]
+            fresh = truth(run.request_id)[len(run.given) : len(run.given) + size]
             rows.append((handle, len(run.given) - run.base, fresh))
             run.given = run.given + fresh
             if len(run.given) == MAX_TOKENS:
@@ -102,35 +96,36 @@ class Protocol(RuleBasedStateMachine):
         frame = step(*rows, finishes=finishes)
         if merged and worker.in_flight:
             worker.in_flight[-1].MergeFrom(frame)
-        else:
+        elif rows:
             worker.in_flight.append(frame)
 
-    @rule(number=st.integers(0, 2))
-    def frame_arrives(self, number):
-        worker = self.workers[number]
-        if worker.in_flight:
-            self.deliver(worker, worker.in_flight.pop(0))
+    @precondition(lambda self: any(worker.in_flight for worker in self.workers))
+    @rule(repeated=st.booleans())
+    def frames_arrive(self, repeated):
+        for worker in self.workers:
+            if worker.in_flight:
+                frame = worker.in_flight.pop(0)
+                if repeated:
+                    again = step_pb2.StepOutput()
+                    again.CopyFrom(frame)
+                    del again.finishes[:]
+                    self.deliver(worker, again)
+                self.deliver(worker, frame)
 
-    @rule(number=st.integers(0, 2))
-    def frame_is_repeated(self, number):
-        worker = self.workers[number]
-        if worker.in_flight:
-            frame = step_pb2.StepOutput()
-            frame.CopyFrom(worker.in_flight[0])
-            del frame.finishes[:]
-            self.deliver(worker, frame)
+    @precondition(lambda self: any(worker.runs for worker in self.workers))
+    @rule()
+    def an_engine_fails_a_sequence(self):
+        worker = next(worker for worker in self.workers if worker.runs)
+        handle = next(iter(worker.runs))
+        del worker.runs[handle]
+        worker.in_flight.append(step(finishes=[(handle, ERROR)]))
 
-    @rule(number=st.integers(0, 2))
-    def engine_fails_one_sequence(self, number):
-        worker = self.workers[number]
-        if worker.runs:
-            handle = next(iter(worker.runs))
-            del worker.runs[handle]
-            worker.in_flight.append(step(finishes=[(handle, ERROR)]))
-
-    @rule(number=st.integers(0, 2))
-    def link_breaks(self, number):
+    @precondition(lambda self: any(worker.link.by_handle for worker in self.workers))
+    @rule(data=st.data())
+    def a_link_breaks(self, data):
         """The gateway loses the link; late frames of it may still come, and must change nothing."""
+        busy = [n for n, worker in enumerate(self.workers) if worker.link.by_handle]
+        number = data.draw(st.sampled_from(busy))
         worker = self.workers[number]
         for moved in self.table.lose(worker.link):
             self.queue(moved)
@@ -138,7 +133,7 @@ class Protocol(RuleBasedStateMachine):
         for frame in worker.in_flight:
             self.deliver(worker, frame)
         assert before == {name: list(s.token_ids) for name, s in self.sessions.items()}
-        self.workers[number] = Worker(LinkSessions(f"w{number}", "e"), held=worker.held)
+        self.workers[number] = Worker(LinkSessions(f"w{number}", "e"))
 
     @rule()
     def redis_loses_everything(self):
@@ -186,7 +181,7 @@ class Protocol(RuleBasedStateMachine):
 
     def end(self, one):
         leftover = self.table.end(one)
-        if leftover.link is not None:
+        if leftover.link is not None:  # the gateway tells the worker to stop it
             for worker in self.workers:
                 if worker.link is leftover.link:
                     worker.runs.pop(leftover.handle, None)
@@ -214,12 +209,15 @@ class Protocol(RuleBasedStateMachine):
             if not len(self.table):
                 break
             self.audit()
-            for number, worker in enumerate(self.workers):
-                worker.held.update(self.entries)
-                self.ask_to_run_what_is_held(number)
-                self.engine_steps(number, 3, merged=False)
+            for worker in self.workers:
+                for key, tokens in list(self.entries.items()):
+                    handle = self.table.claim(worker.link, *key)
+                    if handle is not None:
+                        worker.runs[handle] = Run(key[0], list(tokens), len(tokens))
+                self.engine_step(worker, 3, merged=False)
                 while worker.in_flight:
-                    self.frame_arrives(number)
+                    self.deliver(worker, worker.in_flight.pop(0))
+            self.entries.clear()
             self.handlers_run()
         assert len(self.table) == 0
         assert self.ended == set(self.sessions)
@@ -228,5 +226,5 @@ class Protocol(RuleBasedStateMachine):
 
 TestProtocol = Protocol.TestCase
 TestProtocol.settings = settings(
-    max_examples=120, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,)
 )
