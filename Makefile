@@ -3,7 +3,7 @@ SHELL := /usr/bin/env bash
 PYTHON ?= python3
 BIN := .venv/bin
 UV_VERSION := 0.13.9
-CODE := mesh gateway build_worker infer_worker cli tests tools
+CODE := mesh gateway build_worker infer_worker cli benchmarks tests
 
 .venv/ready: requirements/dev.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -57,6 +57,9 @@ docs: .venv/ready ## Generate docs/settings.md from mesh/settings.py
 lock: .venv/ready ## Resolve the lock files anew from pyproject.toml
 	$(BIN)/uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.10 pyproject.toml --extra local --extra dev -o requirements/dev.lock
 	$(BIN)/uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.10 requirements/codegen.in -o requirements/codegen.lock
+
+bench-cpu: .venv/ready ## Measure the mesh against its own engine on this CPU (PROFILE=exact|fast)
+	@$(BIN)/python -m benchmarks.cpu --profile $(or $(PROFILE),exact)
 
 clean: ## Remove environments, caches and the local mesh's data
 	rm -rf .venv .venv-codegen .cache .data .mypy_cache .ruff_cache .pytest_cache
