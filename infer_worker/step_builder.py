@@ -15,7 +15,7 @@ _NO_LOGPROB = inference_pb2.TokenLogprob()
 
 
 class StepBuilder:
-    """Rows and ends of one step, in plain lists until `build`: extending a message once per column is cheap."""
+    """Rows and ends of one step, in plain lists until `build`: a message is cheapest to fill at once."""
 
     def __init__(self) -> None:
         self._ids: list[int] = []

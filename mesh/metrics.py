@@ -66,6 +66,21 @@ ENGINE_STEP_DURATION = _meter.create_histogram(
     "One engine step, all its sequences together",
     explicit_bucket_boundaries_advisory=TOKEN_BOUNDARIES_S,
 )
+ENGINE_PREFILL_DURATION = _meter.create_histogram(
+    "enginemesh.engine.prefill.duration",
+    "s",
+    "Sequence's start in the engine to its first token",
+    explicit_bucket_boundaries_advisory=TOKEN_BOUNDARIES_S,
+)
+ENGINE_DECODE_DURATION = _meter.create_histogram(
+    "enginemesh.engine.decode.duration",
+    "s",
+    "Sequence's first token to its end in the engine",
+    explicit_bucket_boundaries_advisory=TOKEN_BOUNDARIES_S,
+)
+ENTRIES_UNREADABLE = _meter.create_counter(
+    "enginemesh.queue.entries.unreadable", "{entry}", "Queue entries that were no requests and were dropped"
+)
 ENGINE_FETCH_DURATION = _meter.create_histogram(
     "enginemesh.engine.fetch.duration",
     "s",

@@ -16,8 +16,13 @@ def die_with_parent(parent: int) -> None:
     Args:
         parent: Process id of the parent, told by itself: it may be gone before this call.
     """
+    signal_at_parent_death(parent, signal.SIGKILL)
+
+
+def signal_at_parent_death(parent: int, number: signal.Signals) -> None:
+    """Like die_with_parent, with a signal of the caller's choice."""
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)

@@ -109,6 +109,9 @@ class InferWorkerSettings(WorkerSettings):
     claim_idle_s: float = Field(
         1.0, gt=0, description="An unconfirmed entry of another worker is claimed after this"
     )
+    engine_stall_limit_s: float = Field(
+        60.0, gt=0, description="An engine that has work and says nothing for this long is killed"
+    )
 
 
 class BuildWorkerSettings(WorkerSettings):

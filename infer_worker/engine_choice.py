@@ -1,0 +1,86 @@
+"""Which engine of the store this worker runs."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from infer_worker.backends import backend_class
+from mesh.bus.connection import BLOCK_LIMIT_S, UNREACHABLE
+from mesh.matching import match, require_match
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from mesh.bus.index import EngineIndex
+    from mesh.engine_store import EngineRecord
+    from mesh.manifest import Manifest
+    from mesh.matching import Policy
+    from mesh.target import Target
+
+RETRY_DELAY_S = 0.5
+DIGEST_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What engines a worker can run: its hardware, the kinds that it handles, and how near is near enough."""
+
+    target: Target
+    kinds: Sequence[str]
+    policy: Policy
+
+    def require(self, manifest: Manifest) -> None:
+        """Raises PreconditionError (ENGINE_MISMATCH) unless the engine may run here."""
+        require_match(manifest, self.target, backend_class(manifest.kind).versions(), self.policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The engine to run, if there is one, and why others were passed over."""
+
+    manifest: Manifest | None
+    refusals: tuple[str, ...]
+
+
+def choose_engine(records: Iterable[EngineRecord], device: Device) -> Choice:
+    """The first engine that may run on the device; records come newest first."""
+    refusals: list[str] = []
+    for record in records:
+        manifest = record.manifest
+        if manifest.kind not in device.kinds:
+            why = f"kind {manifest.kind}, this worker handles {', '.join(device.kinds)}"
+        else:
+            versions = backend_class(manifest.kind).versions()
+            verdict = match(manifest, device.target, versions, device.policy)
+            if verdict:
+                return Choice(manifest, tuple(refusals))
+            why = str(verdict)
+        refusals.append(f"{record.digest[:DIGEST_SHOWN]}: {why}")
+    return Choice(None, tuple(refusals))
+
+
+async def wait_for_engine(
+    index: EngineIndex, model: str, device: Device, on_waiting: Callable[[str], None]
+) -> Choice:
+    """Returns once the index has an engine of the model that may run on the device.
+
+    Args:
+        index: Of the store.
+        model: Whose engine.
+        device: Where it shall run.
+        on_waiting: Told why it waits, each time that this was found out.
+    """
+    while True:
+        try:
+            since = await index.latest_event_id()
+            choice = choose_engine(await index.engines(model), device)
+            if choice.manifest is not None:
+                return choice
+            on_waiting("; ".join(choice.refusals) or f"model {model} has no engine")
+            while await index.wait_for_change(since, BLOCK_LIMIT_S) is None:
+                pass
+        except UNREACHABLE as error:
+            on_waiting(f"Redis unreachable: {error}")
+            await asyncio.sleep(RETRY_DELAY_S)
