@@ -95,7 +95,17 @@ class EngineStore:
             NotFoundError: there is none, or `digest` is no digest.
             IntegrityError: the object's content is not what its name says.
         """
-        return self._record(digest).manifest
+        return self.record(digest).manifest
+
+    def record(self, digest: str) -> EngineRecord:
+        """One engine with its time of publication; raises as `manifest` does."""
+        if not _DIGEST.fullmatch(digest):
+            raise NotFoundError("engine", digest)
+        try:
+            info, data = self.objects.get(_manifest_key(digest), MANIFEST_LIMIT_BYTES)
+        except NotFoundError:
+            raise NotFoundError("engine", digest) from None
+        return EngineRecord(Manifest.from_bytes(data, digest), info.last_modified)
 
     def find_build(self, build_key: str) -> str | None:
         """The digest of the engine that a build made; None if the store has none."""
@@ -169,18 +179,9 @@ class EngineStore:
         if not self.objects.put_if_absent(key, digest) and self.find_build(manifest.build_key) is None:
             self.objects.put_bytes(key, digest)  # the marker named an engine that was removed since
 
-    def _record(self, digest: str) -> EngineRecord:
-        if not _DIGEST.fullmatch(digest):
-            raise NotFoundError("engine", digest)
-        try:
-            info, data = self.objects.get(_manifest_key(digest), MANIFEST_LIMIT_BYTES)
-        except NotFoundError:
-            raise NotFoundError("engine", digest) from None
-        return EngineRecord(Manifest.from_bytes(data, digest), info.last_modified)
-
     def _readable_record(self, digest: str) -> EngineRecord | None:
         try:
-            return self._record(digest)
+            return self.record(digest)
         except (NotFoundError, IntegrityError, PreconditionError) as error:
             _log.warning("engine left out", engine=digest, reason=error.message)
             return None

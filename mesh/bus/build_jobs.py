@@ -1,7 +1,7 @@
 """A build worker's side of builds: takes jobs, holds them while it works, says what became of them.
 
-A job stays in its target's stream until its build has ended. The worker that runs it renews its hold; the
-job of a worker that does not is taken by the next one.
+A job stays in the stream of its target and kind until its build has ended. The worker that runs it renews
+its hold; the job of a worker that does not is taken by the next one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from enginemesh.internal.v1 import queue_pb2
 from mesh.bus import build_scripts, keys
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from google.longrunning import operations_pb2
     from redis.asyncio import Redis
 
@@ -49,7 +51,7 @@ def job_digest(spec: builds_pb2.ModelSpec, target_key: str) -> str:
 def end_keys(build_id: str, spec: builds_pb2.ModelSpec, target_key: str) -> list[str]:
     """The keys that the end of a build touches: job stream, log, cancel, in flight."""
     return [
-        keys.build_stream(target_key),
+        keys.build_stream(target_key, spec.kind),
         keys.operation_log(build_id),
         keys.operation_cancel(build_id),
         keys.build_in_flight(job_digest(spec, target_key)),
@@ -83,15 +85,21 @@ class BuildConsumer:
     Args:
         redis: Connection; waiting occupies one of its pool.
         target_key: The worker's own hardware.
+        kinds: Engine kinds that it can build.
         worker_id: Its name, also the name of its consumer.
         claim_idle_s: A job whose worker was silent for this long is taken.
     """
 
     def __init__(
-        self, redis: Redis, target_key: str, worker_id: str, claim_idle_s: float = CLAIM_IDLE_S
+        self,
+        redis: Redis,
+        target_key: str,
+        kinds: Sequence[str],
+        worker_id: str,
+        claim_idle_s: float = CLAIM_IDLE_S,
     ) -> None:
         self._redis = redis
-        self._stream = keys.build_stream(target_key)
+        self._streams = [keys.build_stream(target_key, kind) for kind in kinds]
         self._worker_id = worker_id
         self._claim_idle_ms = round(claim_idle_s * 1000)
         self._hold = redis.register_script(build_scripts.HOLD)
@@ -101,80 +109,97 @@ class BuildConsumer:
     async def take(self, timeout_s: float) -> TakenBuild | None:
         """Takes a job that its worker left, or the next one, waiting for it if there is none."""
         try:
-            taken = await self._take(timeout_s)
+            return await self._claim() or await self._wait(timeout_s)
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
             await self._open()
-            taken = await self._take(timeout_s)
-        return await self._parsed(*taken) if taken else None
+            return await self._wait(timeout_s)
 
     async def hold(self, taken: TakenBuild, operation: operations_pb2.Operation | None = None) -> Hold:
         """Renews the hold on a job, and writes a new state of its operation if one is given."""
         state = operation.SerializeToString() if operation else b""
         args: list[Any] = [keys.BUILD_GROUP, self._worker_id, taken.entry_id, state, STATES_KEPT]
-        return Hold(await self._hold(keys=self._keys(taken)[:3], args=args))
+        return Hold(await self._hold(keys=_keys(taken)[:3], args=args))
 
     async def finish(self, taken: TakenBuild, operation: operations_pb2.Operation) -> bool:
         """Writes the last state and removes the job; False, with nothing done, if another worker has it."""
         args: list[Any] = [keys.BUILD_GROUP, self._worker_id, taken.entry_id, taken.job.build_id]
         args += [operation.SerializeToString(), KEEP_S]
-        return bool(await self._finish(keys=self._keys(taken), args=args))
+        return bool(await self._finish(keys=_keys(taken), args=args))
 
     async def give_back(self, taken: TakenBuild, operation: operations_pb2.Operation) -> bool:
         """Puts a job back into the queue, for another worker; False if another has it already."""
         args: list[Any] = [keys.BUILD_GROUP, self._worker_id, taken.entry_id, operation.SerializeToString()]
-        return bool(await self._give_back(keys=self._keys(taken)[:2], args=args))
+        return bool(await self._give_back(keys=_keys(taken)[:2], args=args))
 
     async def close(self) -> None:
-        """Removes this worker's consumer, and those of workers that died without doing so.
+        """Removes this worker's consumers, and those of workers that died without doing so.
 
         Not one that holds a job: that would be lost with it.
         """
-        try:
-            consumers = await self._redis.xinfo_consumers(self._stream, keys.BUILD_GROUP)
-        except ResponseError:  # no stream or no group: nothing to remove
-            return
-        for consumer in consumers:
-            is_gone = consumer["idle"] > FORGET_CONSUMER_S * 1000
-            if not consumer["pending"] and (is_gone or consumer["name"] == self._worker_id.encode()):
-                await self._redis.xgroup_delconsumer(self._stream, keys.BUILD_GROUP, consumer["name"])
+        for stream in self._streams:
+            try:
+                consumers = await self._redis.xinfo_consumers(stream, keys.BUILD_GROUP)
+            except ResponseError:  # no stream or no group: nothing to remove
+                continue
+            for consumer in consumers:
+                is_gone = consumer["idle"] > FORGET_CONSUMER_S * 1000
+                if not consumer["pending"] and (is_gone or consumer["name"] == self._worker_id.encode()):
+                    await self._redis.xgroup_delconsumer(stream, keys.BUILD_GROUP, consumer["name"])
 
     async def _open(self) -> None:
-        """Makes the group. It starts at 0: what waits already counts."""
-        try:
-            await self._redis.xgroup_create(self._stream, keys.BUILD_GROUP, id="0", mkstream=True)
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
+        """Makes the groups. They start at 0: what waits already counts."""
+        for stream in self._streams:
+            try:
+                await self._redis.xgroup_create(stream, keys.BUILD_GROUP, id="0", mkstream=True)
+            except ResponseError as error:
+                if "BUSYGROUP" not in str(error):
+                    raise
 
-    async def _take(self, timeout_s: float) -> tuple[bytes, dict[bytes, bytes], int] | None:
-        group, stream = keys.BUILD_GROUP, self._stream
-        claimed: Any = await self._redis.xautoclaim(
-            stream, group, self._worker_id, self._claim_idle_ms, "0", count=1
-        )
-        for entry_id, fields in claimed[1]:
-            pending: Any = await self._redis.xpending_range(stream, group, entry_id, entry_id, 1)
-            return entry_id, fields, pending[0]["times_delivered"] if pending else 1
-        block_ms = max(1, round(timeout_s * 1000))
+    async def _claim(self) -> TakenBuild | None:
+        for stream in self._streams:
+            claimed: Any = await self._redis.xautoclaim(
+                stream, keys.BUILD_GROUP, self._worker_id, self._claim_idle_ms, "0", count=1
+            )
+            for entry_id, fields in claimed[1]:
+                pending: Any = await self._redis.xpending_range(
+                    stream, keys.BUILD_GROUP, entry_id, entry_id, 1
+                )
+                return await self._parsed(stream, entry_id, fields, pending[0]["times_delivered"])
+        return None
+
+    async def _wait(self, timeout_s: float) -> TakenBuild | None:
+        streams: dict[Any, Any] = dict.fromkeys(self._streams, ">")
         read: Any = await self._redis.xreadgroup(
-            group, self._worker_id, {stream: ">"}, count=1, block=block_ms
+            keys.BUILD_GROUP, self._worker_id, streams, count=1, block=max(1, round(timeout_s * 1000))
         )
-        return (*read[0][1][0], 1) if read else None
+        if not read:
+            return None
+        found = [
+            (stream.decode(), entry_id, fields) for stream, entries in read for entry_id, fields in entries
+        ]
+        for stream, entry_id, fields in found[1:]:  # streams filled at the same moment: one job at a time
+            log_key = keys.operation_log(fields.get(b"build", b"").decode())
+            args: list[Any] = [keys.BUILD_GROUP, self._worker_id, entry_id, b""]
+            await self._give_back(keys=[stream, log_key], args=args)
+        stream, entry_id, fields = found[0]
+        return await self._parsed(stream, entry_id, fields, deliveries=1)
 
     async def _parsed(
-        self, entry_id: bytes, fields: dict[bytes, bytes], deliveries: int
+        self, stream: str, entry_id: bytes, fields: dict[bytes, bytes], deliveries: int
     ) -> TakenBuild | None:
         try:
             job = queue_pb2.BuildJob.FromString(fields[b"job"])
         except (DecodeError, KeyError) as error:
             log.warning("malformed build job dropped", entry=entry_id, error=str(error))
             async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.xack(self._stream, keys.BUILD_GROUP, entry_id)
-                pipe.xdel(self._stream, entry_id)
+                pipe.xack(stream, keys.BUILD_GROUP, entry_id)
+                pipe.xdel(stream, entry_id)
                 await pipe.execute()
             return None
         return TakenBuild(entry_id.decode(), job, deliveries)
 
-    def _keys(self, taken: TakenBuild) -> list[str]:
-        return end_keys(taken.job.build_id, taken.job.spec, taken.job.target.key)
+
+def _keys(taken: TakenBuild) -> list[str]:
+    return end_keys(taken.job.build_id, taken.job.spec, taken.job.target.key)

@@ -72,15 +72,15 @@ return 1
 """
 
 GIVE_BACK = f"""
--- KEYS: job stream, log. ARGV: group, consumer, entry id, state.
--- Puts a job that was begun back into its queue. Returns 0, and does nothing, if another has it.
+-- KEYS: job stream, log. ARGV: group, consumer, entry id, state (empty: unchanged).
+-- Puts a job back into its queue, at the end. Returns 0, and does nothing, if another has it.
 {_HELD}
 if not is_held() then return 0 end
 local entry = redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3])[1]
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
 redis.call('XDEL', KEYS[1], ARGV[3])
 redis.call('XADD', KEYS[1], '*', unpack(entry[2]))
-redis.call('XADD', KEYS[2], '*', 'state', ARGV[4], 'done', '0')
+if ARGV[4] ~= '' then redis.call('XADD', KEYS[2], '*', 'state', ARGV[4], 'done', '0') end
 return 1
 """
 

@@ -76,7 +76,7 @@ class BuildQueue:
                 keys.build_request(request_id),
                 keys.build_in_flight(digest),
                 keys.BUILDS,
-                keys.build_stream(target.key),
+                keys.build_stream(target.key, spec.kind),
                 keys.operation_log(build_id),
             ],
             args=[

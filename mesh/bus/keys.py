@@ -47,9 +47,9 @@ def lease_info(role: str) -> str:
 # Builds share one hash tag: they are few, and making or ending one touches several keys at once.
 
 
-def build_stream(target_key: str) -> str:
-    """Stream of build jobs for one target."""
-    return f"em:{{builds}}:jobs:{target_key}"
+def build_stream(target_key: str, kind: str) -> str:
+    """Stream of build jobs for one target and engine kind."""
+    return f"em:{{builds}}:jobs:{target_key}:{kind}"
 
 
 OPERATION_LOG_PREFIX = "em:{builds}:log:"
