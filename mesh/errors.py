@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 DOMAIN = "enginemesh"
+MESSAGE_LIMIT_BYTES = 1000
+METADATA_LIMIT_BYTES = 250
+"""Beyond some 8 kB of trailers gRPC throws a status away and reports RESOURCE_EXHAUSTED in its place; a
+message goes three times into them, once with every byte that is not ASCII as three."""
 
 
 class MeshError(Exception):
@@ -32,9 +36,9 @@ class MeshError(Exception):
     reason: str = "INTERNAL"
 
     def __init__(self, message: str, **metadata: object) -> None:
-        super().__init__(message)
-        self.message = message
-        self.metadata = {key: str(value) for key, value in metadata.items()}
+        self.message = _bounded(message, MESSAGE_LIMIT_BYTES)
+        self.metadata = {key: _bounded(str(value), METADATA_LIMIT_BYTES) for key, value in metadata.items()}
+        super().__init__(self.message)
 
     def details(self) -> list[Message]:
         """The google.rpc details beside ErrorInfo; subclasses add theirs."""
@@ -61,8 +65,8 @@ class InvalidFieldError(MeshError):
 
     def __init__(self, field: str, message: str, **metadata: object) -> None:
         super().__init__(f"{field}: {message}", field=field, **metadata)
-        self.field = field
-        self.description = message
+        self.field = self.metadata["field"]
+        self.description = _bounded(message, MESSAGE_LIMIT_BYTES)
 
     @override
     def details(self) -> list[Message]:
@@ -81,7 +85,7 @@ class NotFoundError(MeshError):
     def __init__(self, resource: str, name: str, message: str = "") -> None:
         super().__init__(message or f"no {resource} named {name!r}", resource=resource, name=name)
         self.resource = resource
-        self.name = name
+        self.name = self.metadata["name"]
 
     @override
     def details(self) -> list[Message]:
@@ -107,7 +111,7 @@ class PreconditionError(MeshError):
     def __init__(self, kind: str, subject: str, message: str, **metadata: object) -> None:
         super().__init__(message, subject=subject, **metadata)
         self.reason = kind
-        self.subject = subject
+        self.subject = self.metadata["subject"]
 
     @override
     def details(self) -> list[Message]:
@@ -190,3 +194,11 @@ class BuildCancelledError(MeshError):
 
     code = grpc.StatusCode.CANCELLED
     reason = "BUILD_CANCELLED"
+
+
+def _bounded(text: str, limit: int) -> str:
+    # It may quote a client, so it may be of any length, and even hold lone surrogates.
+    data = text.encode(errors="replace")
+    if len(data) <= limit:
+        return data.decode()
+    return data[: limit - 3].decode(errors="ignore") + "\N{HORIZONTAL ELLIPSIS}"

@@ -11,7 +11,8 @@ import json
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import from_json
 
 from mesh.errors import IntegrityError
 from mesh.target import Target  # noqa: TC001 - pydantic needs it at run time
@@ -75,6 +76,16 @@ class Manifest(_Record):
     options: dict[str, str] = {}
     files: tuple[EngineFile, ...]
 
+    @model_validator(mode="after")
+    def _check_files(self) -> Manifest:
+        paths = [file.path for file in self.files]
+        folders = {path[:end] for path in paths for end, letter in enumerate(path) if letter == "/"}
+        if len(set(paths)) < len(paths) or folders & set(paths):
+            raise ValueError("two files have the same path, or one is the other's folder")
+        if self.tokenizer.file not in paths:
+            raise ValueError(f"the tokenizer's file {self.tokenizer.file!r} is not among the files")
+        return self
+
     @property
     def size(self) -> int:
         """Bytes of all files."""
@@ -107,14 +118,17 @@ class Manifest(_Record):
         if actual != digest:
             raise IntegrityError("manifest has another digest", expected=digest, actual=actual)
         try:
+            version = from_json(data)["schema_version"]
+            if version != SCHEMA_VERSION:
+                raise IntegrityError(
+                    f"manifest schema {version!r}, this version reads {SCHEMA_VERSION}", expected=digest
+                )
             manifest = cls.model_validate_json(data)
-        except ValidationError as error:
+        except (ValueError, LookupError, TypeError) as error:
             raise IntegrityError(f"not a manifest: {error}", expected=digest) from error
-        if manifest.schema_version != SCHEMA_VERSION:
-            raise IntegrityError(
-                f"manifest schema {manifest.schema_version}, this version reads {SCHEMA_VERSION}",
-                expected=digest,
-            )
+        if manifest.to_bytes() != data:
+            # Else it would give itself another name than the one that it was asked for by.
+            raise IntegrityError("manifest is not in canonical form", expected=digest)
         return manifest
 
 

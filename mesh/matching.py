@@ -99,9 +99,9 @@ def _device_reasons(expected: Target, actual: Target, policy: Policy) -> list[Mi
 
 def _cpu_reasons(expected: Target, actual: Target, policy: Policy) -> list[Mismatch]:
     reasons = _differing(expected, actual, ["architecture"])
-    narrower = _rank(actual.instruction_set) < _rank(expected.instruction_set)
-    differs = expected.instruction_set != actual.instruction_set
-    if narrower or (differs and policy != "compatible"):
+    is_same = expected.instruction_set == actual.instruction_set
+    is_wider = _rank(actual.instruction_set) > _rank(expected.instruction_set) >= 0
+    if not is_same and not (is_wider and policy == "compatible"):
         reasons.append(Mismatch("instruction set", expected.instruction_set, actual.instruction_set))
     return reasons
 
@@ -127,7 +127,8 @@ def _differing(expected: Target, actual: Target, names: list[str]) -> list[Misma
 
 
 def _rank(instruction_set: str) -> int:
-    return INSTRUCTION_SET_ORDER.index(instruction_set)
+    """Place among those that are known; -1 for others, such as one that a later version of the mesh knows."""
+    return INSTRUCTION_SET_ORDER.index(instruction_set) if instruction_set in INSTRUCTION_SET_ORDER else -1
 
 
 def _gib(size: int) -> int:

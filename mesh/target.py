@@ -17,11 +17,10 @@ from enginemesh.v1 import targets_pb2
 # speed of an engine.
 _X86_INSTRUCTION_SETS = (("amx", "amx_tile"), ("avx512", "avx512f"), ("avx2", "avx2"))
 INSTRUCTION_SET_ORDER = ("baseline", "neon", "avx2", "avx512", "amx")
-_OPENVINO_ISA_LIMITS = {
-    "AVX2": "avx2",
-    "AVX2_VNNI": "avx2",
-    "AVX512_CORE": "avx512",
-    "AVX512_CORE_VNNI": "avx512",
+_ISA_LIMITS = {
+    "baseline": {"SSE41", "SSE42", "AVX"},
+    "avx2": {"AVX2", "AVX2_VNNI", "AVX2_VNNI_2"},
+    "avx512": {"AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16", "AVX512_CORE_FP16"},
 }
 
 
@@ -73,7 +72,11 @@ class Target(BaseModel):
 
 
 def detect_cpu() -> Target:
-    """This host's CPU as a target, limited by OV_CPU_MAX_ISA where that is set."""
+    """This host's CPU as a target.
+
+    OpenVINO can be kept from using all of it: OV_CPU_MAX_ISA limits its own kernels, ONEDNN_MAX_CPU_ISA
+    those of oneDNN inside it. The narrower one counts here; to make a lesser worker set both alike.
+    """
     machine = platform.machine().lower()
     architecture = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
     return Target(
@@ -88,20 +91,15 @@ def detect_cpu() -> Target:
 def _instruction_set(architecture: str) -> str:
     if architecture == "aarch64":
         return "neon"
-    found = "baseline"
-    flags = (
-        set(re.findall(r"^flags\s*:\s*(.*)$", _cpuinfo(), re.MULTILINE)[:1][0].split())
-        if _cpuinfo()
-        else set()
-    )
-    for name, flag in _X86_INSTRUCTION_SETS:
-        if flag in flags:
-            found = name
-            break
-    limit = _OPENVINO_ISA_LIMITS.get(os.environ.get("OV_CPU_MAX_ISA", "").upper())
-    if limit is None:
-        return found
-    return min(found, limit, key=INSTRUCTION_SET_ORDER.index)
+    flags = re.search(r"^flags\s*:\s*(.*)$", _cpuinfo(), re.MULTILINE)
+    present = flags.group(1).split() if flags else []
+    found = next((name for name, flag in _X86_INSTRUCTION_SETS if flag in present), "baseline")
+    return min(found, *_limits(), key=INSTRUCTION_SET_ORDER.index)
+
+
+def _limits() -> list[str]:
+    names = {os.environ.get(variable, "").upper() for variable in ("OV_CPU_MAX_ISA", "ONEDNN_MAX_CPU_ISA")}
+    return [limit for limit, values in _ISA_LIMITS.items() if names & values] or ["amx"]
 
 
 def _cpu_name() -> str:

@@ -22,7 +22,6 @@ def sha256(data: bytes) -> str:
 def manifest(files: dict[str, bytes] | None = None, **fields) -> Manifest:
     """A manifest that names these files; every call has a build key of its own."""
     files = {"tokenizer.json": b"{}"} if files is None else files
-    entries = tuple(EngineFile(path=p, size=len(data), sha256=sha256(data)) for p, data in files.items())
     defaults = {
         "model": "m",
         "kind": "fake",
@@ -34,9 +33,14 @@ def manifest(files: dict[str, bytes] | None = None, **fields) -> Manifest:
         "max_seq_len": 128,
         "max_num_tokens": 64,
         "tokenizer": TokenizerInfo(vocab_size=256),
-        "files": entries,
+        "files": entries(files),
     }
     return Manifest(**(defaults | fields))
+
+
+def entries(files: dict[str, bytes]) -> tuple[EngineFile, ...]:
+    """What a manifest says of these files."""
+    return tuple(EngineFile(path=p, size=len(data), sha256=sha256(data)) for p, data in files.items())
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:
