@@ -80,8 +80,8 @@ class Link:
 
     async def _introduce(self, call: Call) -> None:
         await call.write(link_pb2.WorkerMessage(hello=self._hello))
-        reply = await call.read()
-        if not isinstance(reply, link_pb2.GatewayMessage) or not reply.HasField("hello"):
+        reply = await _next_message(call)
+        if reply is None or not reply.HasField("hello"):
             raise LinkError("the gateway did not introduce itself")
         self.gateway_id = reply.hello.gateway_id
         self._heartbeat_s = reply.hello.heartbeat_interval_ms / 1000
@@ -104,7 +104,7 @@ class Link:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, call: Call) -> None:
-        async for message in call:
+        while (message := await _next_message(call)) is not None:
             self.last_heard = self._loop.time()
             self._on_message(self, message)
         if not self._closing.is_set():
@@ -138,6 +138,12 @@ class Link:
             self.outbox.wake()
             silence = 0.0
         self._loop.call_later(self._heartbeat_s - silence, self._beat)
+
+
+async def _next_message(call: Call) -> link_pb2.GatewayMessage | None:
+    """What the gateway says next; None at the end of the stream."""
+    message = await call.read()
+    return message if isinstance(message, link_pb2.GatewayMessage) else None
 
 
 def _brief(error: BaseException) -> str:
