@@ -1,0 +1,264 @@
+"""Kind `openvino`: OpenVINO GenAI's continuous batching on a CPU, with paged KV cache and prefix caching.
+
+After a move to another worker, presence and frequency penalties count only what is generated there: the
+engine has no way to be told of tokens that were generated before. The repetition penalty, which also
+counts the prompt, goes on as before.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from enginemesh.internal.v1 import engine_process_pb2, step_pb2
+from enginemesh.v1 import inference_pb2
+from infer_worker.backends.base import (
+    EngineLimits,
+    RefusedSequenceError,
+    at_length,
+    at_stop,
+    failed,
+    new_tokens_allowed,
+    refused,
+)
+from infer_worker.step_builder import StepBuilder
+from mesh.versions import installed_versions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from enginemesh.v1 import sampling_pb2
+    from mesh.manifest import Manifest
+
+EXACT = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "KV_CACHE_PRECISION": "f16",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+}
+"""With these a sequence's greedy tokens depend neither on what else is in the batch nor on where its
+prompt ends, so that it can be moved."""
+
+BLOCK_TOKENS = 32
+"""Tokens of one block of the paged KV cache on a CPU."""
+
+CACHE_BYTES = 1 << 30
+"""KV cache, unless one sequence of full length needs more. It grows to this as it is used, and then keeps
+the prefixes used last."""
+
+WARM_UP_TOKENS = 4
+_NO_TOKEN = 2**31 - 1
+
+
+@dataclass(slots=True)
+class _Sequence:
+    handle: Any
+    wants_logprobs: bool
+    given: int = 0
+
+
+class OpenVinoBackend:
+    """One ContinuousBatchingPipeline."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[int, _Sequence] = {}
+        self._ended: list[step_pb2.SequenceFinish] = []
+
+    @staticmethod
+    def versions() -> dict[str, str]:
+        """What runs the engine."""
+        return installed_versions("openvino", "openvino-genai")
+
+    def load(self, folder: Path, manifest: Manifest) -> EngineLimits:
+        """Loads the IR in the profile that the manifest names, exact if it names none.
+
+        Raises:
+            ValueError: the profile is unknown.
+            RuntimeError: OpenVINO cannot load the engine.
+        """
+        import openvino_genai
+
+        self._genai = openvino_genai
+        self._manifest = manifest
+        profile = manifest.options.get("profile", "exact")
+        if profile not in ("exact", "fast"):
+            raise ValueError(f"profile {profile!r} is neither exact nor fast")
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.max_num_seqs = manifest.max_batch_size
+        scheduler.max_num_batched_tokens = manifest.max_num_tokens
+        scheduler.dynamic_split_fuse = True
+        scheduler.enable_prefix_caching = True
+        scheduler.num_kv_blocks = cache_blocks(manifest)
+        properties = EXACT if profile == "exact" else {}
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
+            str(folder), scheduler, "CPU", dict(properties)
+        )
+        return EngineLimits(slots=manifest.max_batch_size, max_seq_len=manifest.max_seq_len)
+
+    def warm_up(self) -> None:
+        """A short answer: the first steps compile and allocate."""
+        command = engine_process_pb2.AddSequence(prompt_ids=[0] * BLOCK_TOKENS)
+        command.sampling.max_tokens = WARM_UP_TOKENS
+        command.sampling.ignore_eos = True
+        self.add(command)
+        while self.has_work():
+            self.step()
+
+    def add(self, command: engine_process_pb2.AddSequence) -> None:
+        """Takes a sequence in, or has `step` say why not."""
+        try:
+            limit = self._check(command)
+        except RefusedSequenceError as error:
+            self._ended.append(refused(command.id, str(error)))
+            return
+        if limit == 0:
+            self._ended.append(at_length(command.id))
+            return
+        try:
+            handle = self._pipeline.add_request(
+                command.id, _tensor(command.prompt_ids), self._config(command.sampling, limit)
+            )
+        except RuntimeError as error:  # OpenVINO's own checks of the configuration
+            self._ended.append(refused(command.id, str(error).partition(" failed at ")[0]))
+            return
+        self._sequences[command.id] = _Sequence(handle, command.sampling.HasField("logprobs"))
+
+    def cancel(self, sequence_id: int) -> None:
+        """Stops a sequence; the next step frees its blocks."""
+        sequence = self._sequences.pop(sequence_id, None)
+        if sequence is not None:
+            sequence.handle.cancel()
+
+    def has_work(self) -> bool:
+        """Whether the pipeline has unfinished requests, or ends are to be told."""
+        return bool(self._ended or self._sequences) or self._pipeline.has_non_finished_requests()
+
+    def step(self) -> step_pb2.StepOutput:
+        """One step of the pipeline, and what it gave to each sequence."""
+        if self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+        builder = StepBuilder()
+        for finish in self._ended:
+            builder.finish(finish)
+        self._ended.clear()
+        for sequence_id, sequence in list(self._sequences.items()):
+            finish = self._read(sequence_id, sequence, builder)
+            if finish is not None:
+                builder.finish(finish)
+                del self._sequences[sequence_id]
+        return builder.build()
+
+    def stats(self) -> engine_process_pb2.EngineStats:
+        """What the pipeline says of its last step."""
+        metrics = self._pipeline.get_metrics()
+        running = min(metrics.scheduled_requests, len(self._sequences))
+        return engine_process_pb2.EngineStats(
+            running=running,
+            waiting=len(self._sequences) - running,
+            kv_cache_usage=metrics.cache_usage / 100,
+        )
+
+    def _check(self, command: engine_process_pb2.AddSequence) -> int:
+        """New tokens that a sequence may get.
+
+        Raises:
+            RefusedSequenceError: this engine can never run it.
+        """
+        if command.sampling.logprobs > 0:
+            raise RefusedSequenceError(
+                "sampling.logprobs: this engine gives the chosen token's log probability only (0)"
+            )
+        return new_tokens_allowed(
+            command,
+            max_seq_len=self._manifest.max_seq_len,
+            vocab_size=self._manifest.tokenizer.vocab_size,
+        )
+
+    def _config(self, sampling: sampling_pb2.SamplingParams, limit: int) -> Any:
+        config = self._genai.GenerationConfig()
+        config.max_new_tokens = limit
+        tokenizer = self._manifest.tokenizer
+        # A request that ignores the end of sequence still stops at its own stop ids. OpenVINO's
+        # `ignore_eos` would ignore those as well, and an unset id is filled in from the model: so every
+        # end is a stop id, and the end-of-sequence id is one that no model gives.
+        eos_ids = () if sampling.ignore_eos else tokenizer.eos_token_ids
+        config.stop_token_ids = {_NO_TOKEN, *eos_ids, *sampling.stop_token_ids}
+        config.eos_token_id = _NO_TOKEN
+        temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
+        if temperature > 0:
+            config.do_sample = True
+            config.temperature = temperature
+            config.rng_seed = sampling.seed if sampling.HasField("seed") else secrets.randbits(63)
+            if sampling.HasField("top_p"):
+                config.top_p = sampling.top_p
+            if sampling.HasField("top_k"):
+                config.top_k = min(sampling.top_k, tokenizer.vocab_size)
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            if sampling.HasField(name):
+                setattr(config, name, getattr(sampling, name))
+        # OpenVINO counts the chosen token's as one, and gives no others.
+        config.logprobs = 1 if sampling.HasField("logprobs") else 0
+        return config
+
+    def _read(
+        self, sequence_id: int, sequence: _Sequence, builder: StepBuilder
+    ) -> step_pb2.SequenceFinish | None:
+        """Adds the new tokens of a sequence to the step; returns its end if this was it."""
+        ids: list[int] = []
+        values: list[float] = []
+        finish: step_pb2.SequenceFinish | None = None
+        while sequence.handle.can_read():
+            for output in sequence.handle.read().values():
+                ids += output.generated_ids
+                values += output.generated_log_probs
+                finish = self._finish(sequence_id, output.finish_reason)
+        if ids:
+            builder.row(sequence_id, sequence.given, ids, _logprobs(sequence, ids, values))
+            sequence.given += len(ids)
+        if finish is None and not ids:
+            finish = self._unread_end(sequence_id, sequence.handle.get_status())
+        return finish
+
+    def _finish(self, sequence_id: int, reason: Any) -> step_pb2.SequenceFinish | None:
+        reasons = self._genai.GenerationFinishReason
+        if reason == reasons.NONE:
+            return None
+        return at_length(sequence_id) if reason == reasons.LENGTH else at_stop(sequence_id)
+
+    def _unread_end(self, sequence_id: int, status: Any) -> step_pb2.SequenceFinish | None:
+        """The end of a sequence that the pipeline dropped without a word."""
+        statuses = self._genai.GenerationStatus
+        if status == statuses.RUNNING:
+            return None
+        if status == statuses.IGNORED:
+            return refused(sequence_id, "the sequence does not fit the engine's KV cache")
+        return failed(sequence_id, f"the engine ended it with status {status.name}")
+
+
+def cache_blocks(manifest: Manifest) -> int:
+    """Blocks of the KV cache: room for every slot at full length, within CACHE_BYTES, but at least for one.
+
+    Blocks must be counted: without a limit the pipeline's cache usage always reads 100 %.
+    """
+    one = -(-manifest.max_seq_len // BLOCK_TOKENS) + 1  # the step that fills the last one needs another
+    every = one * manifest.max_batch_size
+    if not manifest.kv_bytes_per_token:
+        return every
+    within_limit = CACHE_BYTES // (manifest.kv_bytes_per_token * BLOCK_TOKENS)
+    return max(one, min(every, within_limit))
+
+
+def _tensor(ids: Any) -> Any:
+    import numpy as np
+    import openvino
+
+    return openvino.Tensor(np.array([ids], dtype=np.int64))
+
+
+def _logprobs(sequence: _Sequence, ids: list[int], values: list[float]) -> list[inference_pb2.TokenLogprob]:
+    if not sequence.wants_logprobs:
+        return []
+    return [
+        inference_pb2.TokenLogprob(token_id=token, logprob=value)
+        for token, value in zip(ids, values, strict=True)
+    ]
