@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from cli import spans
 from cli.answer import Answer
@@ -18,12 +17,15 @@ from cli.interrupts import terminated_like_interrupted, wait_for_interrupt
 from cli.local_mesh import LocalMesh, Plan
 from cli.options import DataOption, connect
 from cli.sample_model import fetch_sample_model
+from cli.tables import stdout_console
 from cli.up import SAMPLE_MODEL, PortOption, build_model, say, wait_for_models
 from cli.waterfall import print_waterfall
 from enginemesh.v1 import inference_pb2
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from rich.console import Console
 
 QUESTION = "In two sentences: why is the sky blue?"
 MAX_TOKENS = 96
@@ -44,7 +46,7 @@ def demo(
     find the engine in the store.
     """
     begin = time.monotonic()
-    console = Console()
+    console = stdout_console()
     if not keep and not is_free(port):
         port = free_port()  # a mesh that stops again may run anywhere
     with terminated_like_interrupted():
@@ -103,7 +105,7 @@ def _show_trace(console: Console, data: Path, request_id: str) -> None:
     while True:
         trace_id = spans.find(folder, request_id)
         trace = spans.load(folder, trace_id) if trace_id else None
-        if trace is not None and len({span.service for span in trace.spans}) > 1:
+        if trace is not None and trace.is_whole and len({span.service for span in trace.spans}) > 1:
             print_waterfall(console, trace)
             return
         if time.monotonic() > deadline:

@@ -6,13 +6,13 @@ import dataclasses
 import json
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from cli.checks import Check, State, run_all
 from cli.failures import EXIT_FAILED
 from cli.options import DataOption, JsonOption, local_settings
+from cli.tables import stdout_console
 
 _STYLES = {State.ok: "green", State.missing: "yellow", State.failed: "red"}
 
@@ -39,4 +39,4 @@ def _print(checks: list[Check]) -> None:
         if check.hint:
             detail.append(f"\n{check.hint}", style="bright_black")
         table.add_row(Text(check.state.value, style=_STYLES[check.state]), check.name, detail)
-    Console(highlight=False).print(table)
+    stdout_console().print(table)

@@ -106,6 +106,11 @@ class LocalMesh:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
+    @property
+    def processes(self) -> dict[str, Child]:
+        """Every process, by the name of its log file."""
+        return {child.spec.name: child for child in self._supervisor.children}
+
     def client(self) -> Client:
         """A client of the gateway."""
         return Client(self.address, self._settings.max_message_bytes)

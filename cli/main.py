@@ -9,6 +9,7 @@ import typer
 
 from cli.build import build
 from cli.builds import builds
+from cli.chaos import chaos
 from cli.demo import demo
 from cli.doctor import doctor
 from cli.engines import engines
@@ -40,6 +41,7 @@ app = typer.Typer(
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run": (demo, up),
     "Use": (build, generate),
+    "Measure and break": (chaos,),
     "Look around": (models, engines, workers, builds, trace, doctor),
 }
 for panel, commands in COMMANDS.items():

@@ -92,6 +92,11 @@ class Trace:
         known = {span.span_id for span in self.spans}
         return [span for span in self.spans if span.parent_id not in known]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no span's parent is missing, as it is until every process has written its spans."""
+        return [span.parent_id for span in self.roots()] == [""]
+
     def coverage(self, root: Span) -> float:
         """The share of a span's time in which at least one span below it ran, 0 to 1."""
         covered, reached = 0, root.start_ns

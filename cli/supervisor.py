@@ -71,6 +71,11 @@ class Supervisor:
             child.wait_started()
         return stage
 
+    @property
+    def children(self) -> list[Child]:
+        """All children, in the order of their start."""
+        return [child for stage in self._stages for child in stage]
+
     def stop(self) -> None:
         """Stops the stages, last one first: asks, waits for each child's grace time, kills.
 
@@ -84,7 +89,7 @@ class Supervisor:
                     child.wait_stopped()
                 self._stages.pop()
         except KeyboardInterrupt:
-            for child in [child for stage in self._stages for child in stage]:
+            for child in self.children:
                 child.kill()
             self._stages.clear()
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,16 @@ if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
 
 DIGEST_LENGTH = 12
+WIDTH_OF_FILES = 160
 _STEP = 1024
+
+
+def stdout_console() -> Console:
+    """Standard output; wide where it is no terminal, so that files and pipes get whole lines."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH_OF_FILES
+    return console
 
 
 def to_json(message: Message) -> dict[str, Any]:
@@ -39,7 +49,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], when_empt
     for row in rows:
         table.add_row(*map(Text, row))  # not markup: details come from elsewhere
     if table.row_count:
-        Console(highlight=False).print(table)
+        stdout_console().print(table)
     else:
         print(when_empty)
 

@@ -6,12 +6,11 @@ A killed supervisor cannot stop its children, and two Valkeys on one folder woul
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1
+from mesh.parent_death import signal_at_parent_death
 
 
 def tethered(command: list[str]) -> list[str]:
@@ -20,16 +19,13 @@ def tethered(command: list[str]) -> list[str]:
     The kernel ties it to the thread that starts it, so that thread must live as long as the child.
     """
     # A program of its own rather than a preexec_fn, which may deadlock in a process with threads.
-    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+    return [sys.executable, "-I", __file__, str(os.getpid()), *command]
 
 
 def main(arguments: list[str]) -> None:
     """Ties this process to the parent whose id comes first, then becomes the command that follows."""
-    parent, command = int(arguments[0]), arguments[1:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before the tie was made
-            sys.exit(1)
+    signal_at_parent_death(int(arguments[0]), signal.SIGTERM)
+    command = arguments[1:]
     os.execvp(command[0], command)  # noqa: S606 -- the caller's own command, and no shell wanted
 
 

@@ -9,12 +9,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from cli import spans
 from cli.failures import EXIT_REFUSED, CommandError
 from cli.options import DataOption, JsonOption  # noqa: TC001 -- typer reads annotations when it runs
-from cli.tables import print_table
+from cli.tables import print_table, stdout_console
 from cli.waterfall import milliseconds, print_waterfall
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def trace(
     if as_json:
         print(json.dumps([dataclasses.asdict(span) for span in found.spans], indent=2))
     else:
-        print_waterfall(Console(), found)
+        print_waterfall(stdout_console(), found)
 
 
 def _choose(folder: Path, request: str) -> str:

@@ -49,7 +49,7 @@ def render(trace: Trace, width: int, *, is_ascii: bool = False) -> list[Renderab
             Text(milliseconds(span.duration_ns)),
             Text(draw_bar(trace, span, bar_width, is_ascii=is_ascii), style=colour),
         )
-    return [_heading(trace), table, *_remarks(trace, is_ascii=is_ascii)]
+    return [*_heading(trace), table, *_remarks(trace, is_ascii=is_ascii)]
 
 
 def draw_bar(trace: Trace, span: Span, width: int, *, is_ascii: bool = False) -> str:
@@ -100,15 +100,11 @@ def _scale(trace: Trace, width: int) -> str:
     return "0" + last.rjust(width - 1)
 
 
-def _heading(trace: Trace) -> Text:
-    parts = [f"trace {trace.trace_id}"]
-    if trace.subject:
-        parts.append(trace.subject)
-    if trace.model and trace.model != trace.subject:
-        parts.append(f"model {trace.model}")
+def _heading(trace: Trace) -> list[Text]:
     root = max(trace.roots(), key=lambda span: span.duration_ns)
-    parts.append(f"{len(trace.spans)} spans cover {trace.coverage(root):.1%}")
-    return Text(" · ".join(parts), style="bold")
+    subject = " · ".join(filter(None, [trace.subject, trace.model]))
+    below = f"trace {trace.trace_id} · {len(trace.spans)} spans, {trace.coverage(root):.1%} covered"
+    return [Text(subject or _short_name(root), style="bold"), Text(below, style="bright_black")]
 
 
 def _remarks(trace: Trace, *, is_ascii: bool) -> list[Text]:

@@ -88,3 +88,9 @@ def test_coverage_counts_overlaps_once_and_sees_gaps():
 def test_span_of_unknown_parent_is_a_root():
     trace = Trace("t", (_span("a", "the client's", 0, 10), _span("b", "a", 1, 2)))
     assert [span.span_id for span in trace.roots()] == ["a"]
+
+
+def test_trace_is_whole_once_no_parent_is_missing():
+    root, child = _span("root", "", 0, 10), _span("a", "root", 1, 2)
+    assert Trace("t", (root, child)).is_whole
+    assert not Trace("t", (child,)).is_whole

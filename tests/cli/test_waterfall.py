@@ -40,11 +40,11 @@ def test_waterfall_shows_tree_services_events_and_errors():
     console = Console(file=io.StringIO(), width=100)
     print_waterfall(console, TRACE)
     lines = console.file.getvalue().splitlines()
-    assert lines[0] == "trace abc · r1 · 4 spans cover 100.0%"
-    assert lines[2].startswith("gateway       Inference/Generate")
-    assert "  queue" in lines[3]
-    assert lines[4].startswith("infer_worker      decode")
-    assert lines[4].endswith("█")
+    assert lines[:2] == ["r1", "trace abc · 4 spans, 100.0% covered"]
+    assert lines[3].startswith("gateway       Inference/Generate")
+    assert "  queue" in lines[4]
+    assert lines[5].startswith("infer_worker      decode")
+    assert lines[5].endswith("█")
     assert lines[-2].endswith("gen_ai.first_token at 50.0 ms")
     assert lines[-1] == "fetch: refused"
     assert all(len(line) <= 100 for line in lines)
