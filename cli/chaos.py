@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import grpc
 import redis
@@ -63,7 +63,8 @@ def chaos(
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="enginemesh-chaos-") as folder, terminated_like_interrupted():
         data = Path(folder)
-        model, roots = FAKE_MODEL, ()
+        model = FAKE_MODEL
+        roots: tuple[Path, ...] = ()
         if kind == SAMPLE_MODEL.kind:
             model, roots = SAMPLE_MODEL, (fetch_sample_model(data / "sources").parent,)
         plan = Plan(data, free_port(), kind, (model.model,), workers, roots)
@@ -90,11 +91,14 @@ class _Run:
         self._console = console
         self._played: Counter[str] = Counter()
 
-    async def run(self, seconds: float) -> dict[str, object]:
+    async def run(self, seconds: float) -> dict[str, Any]:
         """Streams and faults for so long, then the look at what is left."""
         options = channel_options(16 << 20)
         async with grpc.aio.insecure_channel(self._mesh.address, options=options) as channel:
-            clients = Clients(inference_pb2_grpc.InferenceStub(channel), self._model)
+            clients = Clients(
+                cast("inference_pb2_grpc.InferenceAsyncStub", inference_pb2_grpc.InferenceStub(channel)),
+                self._model,
+            )
             await clients.learn()
             self._console.print(f"faults for {seconds:.0f} s, seed {self._seed}, {self._streams} streams")
             deadline = time.monotonic() + seconds
@@ -134,7 +138,7 @@ class _Run:
 
     def _entries_left(self) -> list[str]:
         with redis.Redis.from_url(self._mesh.environment["ENGINEMESH_REDIS_URL"]) as client:
-            streams = [key for key in client.scan_iter(match=REQUEST_KEYS, _type="stream")]
+            streams = list(client.scan_iter(match=REQUEST_KEYS, _type="stream"))
             return [f"{key.decode()}: {size} entries" for key in streams if (size := client.xlen(key))]
 
     def _slots_left(self) -> list[str]:
@@ -146,7 +150,7 @@ class _Run:
                 used.append(f"{len(workers)} workers of {self._mesh.plan.workers}")
             return used + queued
 
-    def _report(self, tally: Tally, left: list[str]) -> dict[str, object]:
+    def _report(self, tally: Tally, left: list[str]) -> dict[str, Any]:
         deaths = sum(self._played[fault.name] for fault in FAULTS if fault.is_death)
         return {
             "seed": self._seed,
@@ -162,17 +166,14 @@ class _Run:
         }
 
 
-def _print(report: dict[str, object], console: Console) -> None:
+def _print(report: dict[str, Any], console: Console) -> None:
     table = Table(title=f"chaos, seed {report['seed']}", show_header=False)
-    faults = report["faults"]
-    assert isinstance(faults, dict)  # noqa: S101 - made above
-    for name, count in sorted(faults.items()):
+    for name, count in sorted(report["faults"].items()):
         table.add_row(name, str(count))
     table.add_section()
     for name in ("requests", "finished", "cancelled", "expired", "moves", "longest_pause_s", "worker_deaths"):
         table.add_row(name.replace("_", " "), str(report[name]))
     violations = report["violations"]
-    assert isinstance(violations, list)  # noqa: S101 - made above
     table.add_row("violations", str(len(violations)), style="bold red" if violations else "bold green")
     console.print(table)
     for violation in violations[:20]:

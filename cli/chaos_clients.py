@@ -1,4 +1,4 @@
-"""Clients of `enginemesh chaos`: they stream, misbehave in the ways that clients do, and check every promise."""
+"""Clients of `enginemesh chaos`: they stream, misbehave as clients do, and check every promise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from enginemesh.v1 import inference_pb2, inference_pb2_grpc
+from enginemesh.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
 
 if TYPE_CHECKING:
     import random
@@ -47,7 +47,7 @@ class Question:
 
     def message(self, model: str) -> inference_pb2.GenerateRequest:
         """As the gateway takes it."""
-        sampling = {"max_tokens": self.max_tokens, "temperature": 0, "ignore_eos": True}
+        sampling = sampling_pb2.SamplingParams(max_tokens=self.max_tokens, temperature=0, ignore_eos=True)
         return inference_pb2.GenerateRequest(
             model=model, prompt=self.prompt, sampling=sampling, return_token_ids=True
         )
@@ -64,7 +64,7 @@ class Clients:
         model: That they ask.
     """
 
-    def __init__(self, stub: inference_pb2_grpc.InferenceStub, model: str) -> None:
+    def __init__(self, stub: inference_pb2_grpc.InferenceAsyncStub, model: str) -> None:
         self._stub = stub
         self._model = model
         self._truth: dict[Question, list[int]] = {}
