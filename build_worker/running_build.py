@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from build_worker.child_messages import Progress
     from build_worker.pipeline import Pipeline
     from mesh.bus.build_jobs import BuildConsumer, TakenBuild
+    from mesh.settings import BuildWorkerSettings
 
 HOLD_INTERVAL_S = 1.0
-"""A hold is renewed this often; also how soon a cancellation is noticed."""
+"""A hold is renewed at least this often; also how soon a cancellation is noticed."""
 
 PROGRESS_INTERVAL_S = 0.2
 DELIVERIES_LIMIT = 3
@@ -46,17 +47,23 @@ class RunningBuild:
         consumer: Holds the job.
         pipeline: Does the work.
         taken: The job.
-        worker_id: For people and traces.
+        settings: Name of this worker, and how soon it is taken for dead.
     """
 
     def __init__(
-        self, redis: Redis, consumer: BuildConsumer, pipeline: Pipeline, taken: TakenBuild, *, worker_id: str
+        self,
+        redis: Redis,
+        consumer: BuildConsumer,
+        pipeline: Pipeline,
+        taken: TakenBuild,
+        settings: BuildWorkerSettings,
     ) -> None:
         self._queue = BuildQueue(redis)
         self._consumer = consumer
         self._pipeline = pipeline
         self._taken = taken
-        self._worker_id = worker_id
+        self._worker_id = settings.worker_id
+        self._hold_interval_s = min(HOLD_INTERVAL_S, settings.lease_ttl_s / 3)
         self._metadata = builds_pb2.BuildMetadata(spec=taken.job.spec, target=taken.job.target)
         self._stage = Stage.FETCH
         self._has_news = asyncio.Event()
@@ -152,7 +159,7 @@ class RunningBuild:
                 return hold
             await asyncio.sleep(PROGRESS_INTERVAL_S)
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._has_news.wait(), HOLD_INTERVAL_S - PROGRESS_INTERVAL_S)
+                await asyncio.wait_for(self._has_news.wait(), self._hold_interval_s - PROGRESS_INTERVAL_S)
 
     async def _after_stop(self, hold: Hold) -> None:
         if hold is Hold.LOST:

@@ -86,8 +86,12 @@ def _local(source: str, roots: list[Path]) -> Path:
     """The path that a source names, with all links followed; it must lie in one of the allowed folders."""
     candidates = [Path(source)] if Path(source).is_absolute() else [root / source for root in roots]
     for candidate in candidates:
-        resolved = candidate.resolve()
-        if resolved.exists() and any(resolved.is_relative_to(root) for root in roots):
+        try:
+            resolved = candidate.resolve()
+            is_there = resolved.exists()
+        except (OSError, ValueError, RuntimeError):  # too long, a NUL in it, or links in a circle
+            continue
+        if is_there and any(resolved.is_relative_to(root) for root in roots):
             return resolved
     # One answer for what is not there and for what may not be read: nothing is told of other folders.
     raise InvalidFieldError(

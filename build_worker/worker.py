@@ -52,7 +52,9 @@ class BuildWorker:
         self._settings = settings
         self._redis = connect(settings.redis_url)
         self._leases = Leases(self._redis, WORKER)
-        self._consumer = BuildConsumer(self._redis, target.key, settings.kind_list, settings.worker_id)
+        self._consumer = BuildConsumer(
+            self._redis, target.key, settings.kind_list, settings.worker_id, settings.lease_ttl_s
+        )
         store = EngineStore(ObjectStore.from_settings(settings))
         self._root = settings.data_dir / "builds"
         self._pipeline = Pipeline(store, EngineIndex(self._redis), target, self._root)
@@ -97,9 +99,7 @@ class BuildWorker:
         log.info("build begins", build=taken.job.build_id, model=taken.job.spec.model)
         self._say(slots_used=1)
         build = asyncio.ensure_future(
-            RunningBuild(
-                self._redis, self._consumer, self._pipeline, taken, worker_id=self._settings.worker_id
-            ).run()
+            RunningBuild(self._redis, self._consumer, self._pipeline, taken, self._settings).run()
         )
         stopping = asyncio.ensure_future(stop.wait())
         try:

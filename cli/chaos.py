@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import grpc
 import redis
@@ -96,7 +96,7 @@ class _Run:
         options = channel_options(16 << 20)
         async with grpc.aio.insecure_channel(self._mesh.address, options=options) as channel:
             clients = Clients(
-                cast("inference_pb2_grpc.InferenceAsyncStub", inference_pb2_grpc.InferenceStub(channel)),
+                inference_pb2_grpc.InferenceStub(channel),
                 self._model,
             )
             await clients.learn()

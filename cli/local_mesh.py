@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cli import child_logs
 from cli.client import Client
-from cli.embedded import free_port, is_free, start_s3, start_valkey
+from cli.embedded import S3_STOP_LIMIT_S, STOP_LIMIT_S, free_port, is_free, start_s3, start_valkey
 from cli.failures import CommandError
 from cli.options import ENVIRONMENT_FILE
 from cli.supervisor import Child, ChildSpec, Supervisor
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from cli.embedded import Service
 
 START_LIMIT_S = 60.0
-STORE_GRACE_S = 15.0
 SERVICE_SLACK_S = 5.0
 """What a service may take beyond its drain time until it is killed."""
 
@@ -149,23 +148,25 @@ class LocalMesh:
         if "redis_url" not in self._settings.model_fields_set:
             folder = self._data_dir / "valkey"
             port = free_port()
-            stores.append(self._store("valkey", lambda: start_valkey(folder, port)))
+            valkey = self._store(lambda: start_valkey(folder, port))
+            stores.append(ChildSpec("valkey", valkey, STOP_LIMIT_S))
         if "s3_endpoint" not in self._settings.model_fields_set:
             s3_folder = self._data_dir / "s3"
             s3_port = free_port()
-            stores.append(self._store("s3", lambda: start_s3(s3_folder, s3_port)))
+            s3 = self._store(lambda: start_s3(s3_folder, s3_port))
+            stores.append(ChildSpec("s3", s3, S3_STOP_LIMIT_S, is_kill_news=False))
         try:
             self._supervisor.start(*stores)
         except (OSError, RuntimeError) as error:
             raise CommandError(str(error)) from error
 
-    def _store(self, name: str, start: Callable[[], Service]) -> ChildSpec:
+    def _store(self, start: Callable[[], Service]) -> Callable[[], subprocess.Popen[bytes]]:
         def start_and_note_address() -> subprocess.Popen[bytes]:
             service = start()
             self.environment.update(service.settings)
             return service.process
 
-        return ChildSpec(name, start_and_note_address, STORE_GRACE_S)
+        return start_and_note_address
 
     def _start_services(self) -> None:
         plan = self.plan

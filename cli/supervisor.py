@@ -30,11 +30,13 @@ class ChildSpec:
         start: Starts it; returns when it is up, or raises OSError or RuntimeError. What it writes to a
             piped standard output is logged.
         grace_s: Time from SIGTERM to SIGKILL.
+        is_kill_news: Whether people are told when it had to be killed.
     """
 
     name: str
     start: Callable[[], subprocess.Popen[bytes]]
     grace_s: float
+    is_kill_news: bool = True
 
 
 class Supervisor:
@@ -141,9 +143,11 @@ class Child:
 
     def wait_stopped(self) -> None:
         """Waits until the process has ended; kills it after its grace time."""
-        if not self._ended.wait(self.spec.grace_s):
+        if self._ended.wait(self.spec.grace_s):
+            return
+        if self.spec.is_kill_news:
             self._report(f"{self.spec.name} did not stop within {self.spec.grace_s:.0f} s and is killed")
-            self.kill()
+        self.kill()
 
     def kill(self) -> None:
         """Ends the process at once."""

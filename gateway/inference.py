@@ -104,7 +104,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             prompt_ids=prompt_ids,
             sampling=sampling,
             eos_token_ids=frozenset() if sampling.ignore_eos else model.tokenizer.eos_token_ids,
-            output=model.tokenizer.output(sampling.stop),
+            output=model.tokenizer.output(sampling.stop, _continued_ids(request, prompt_ids)),
             timeline=timeline,
             client=client,
             priority=checked.priority,
@@ -175,6 +175,11 @@ def _parent(context: Context) -> OtelContext:
     """The caller's trace context, from the call's metadata."""
     metadata = {key: value for key, value in context.invocation_metadata() or () if key.startswith("trace")}
     return telemetry.extract(str(metadata.get("traceparent", "")), str(metadata.get("tracestate", "")))
+
+
+def _continued_ids(request: inference_pb2.GenerateRequest, prompt_ids: Sequence[int]) -> Sequence[int]:
+    """What the answer's text goes on from; a conversation's answer is a text of its own."""
+    return () if request.WhichOneof("input") == "chat" else prompt_ids
 
 
 async def _tokenise(request: inference_pb2.GenerateRequest, tokenizer: ModelTokenizer) -> Sequence[int]:

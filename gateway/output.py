@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.detokenizer import Detokenizer
 from gateway.stop_strings import StopMatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from tokenizers import Tokenizer
+    from gateway.detokenizer import Detokenizer
 
 
 class OutputStream:
     """Turns new token ids into text that the client may see.
 
     Args:
-        tokenizer: The model's.
+        detokenizer: A fresh one of the model's.
         stops: Stop strings of the request.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+    __slots__ = ("_detokenizer", "_matcher")
+
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
+        self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops)
 
-    def push(self, token_ids: Iterable[int]) -> tuple[str, str | None]:
+    def push(self, token_ids: Sequence[int]) -> tuple[str, str | None]:
         """New text, and the stop string if the text ended at one."""
         return self._matcher.push(self._detokenizer.push(token_ids))
 

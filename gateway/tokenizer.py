@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer
 
 from gateway.chat_template import ChatTemplate
+from gateway.detokenizer import DetokenizerFactory
 from gateway.output import OutputStream
-from mesh.errors import InvalidFieldError, UnsupportedError
+from mesh.errors import IntegrityError, InvalidFieldError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,12 +24,20 @@ class ModelTokenizer:
     Args:
         data: tokenizer.json of the `tokenizers` library.
         info: What the engine's manifest says beside it.
+
+    Raises:
+        IntegrityError: the tokenizer cannot be read.
     """
 
     def __init__(self, data: bytes, info: TokenizerInfo) -> None:
-        self._tokenizer = Tokenizer.from_buffer(data)
+        try:
+            self._tokenizer = Tokenizer.from_buffer(data)
+        except ValueError as error:
+            raise IntegrityError(f"{info.file} is no tokenizer: {error}", file=info.file) from error
+        # Files often carry the settings of the training run, which would cut prompts without a word.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._detokenizers = DetokenizerFactory(self._tokenizer)
         self._vocab_size = info.vocab_size
         tokens = {"bos_token": info.bos_token, "eos_token": info.eos_token}
         self._chat_template = ChatTemplate(info.chat_template, tokens) if info.chat_template else None
@@ -68,12 +77,20 @@ class ModelTokenizer:
             )
         return checked
 
-    def output(self, stops: Sequence[str]) -> OutputStream:
-        """A decoder for one answer."""
-        return OutputStream(self._tokenizer, stops)
+    def output(self, stops: Sequence[str], continued_ids: Sequence[int] = ()) -> OutputStream:
+        """A decoder for one answer.
+
+        Args:
+            stops: Stop strings; none matches across the start of the answer.
+            continued_ids: Ids that the answer's text goes on from, so that a space between them is kept.
+        """
+        return OutputStream(self._detokenizers.start(continued_ids), stops)
 
     def _encode(self, text: str, *, add_special_tokens: bool, field: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:  # what the library makes of a lone surrogate
+            raise InvalidFieldError(field, "is not valid Unicode text") from error
         if not ids:
             raise InvalidFieldError(field, "gives no tokens")
         return ids

@@ -138,8 +138,8 @@ class OpenVinoBackend:
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         builder = StepBuilder()
-        for finish in self._ended:
-            builder.finish(finish)
+        for ended in self._ended:
+            builder.finish(ended)
         self._ended.clear()
         for sequence_id, sequence in list(self._sequences.items()):
             finish = self._read(sequence_id, sequence, builder)

@@ -6,6 +6,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from enginemesh.internal.v1 import step_pb2
 from enginemesh.v1 import sampling_pb2
+from gateway.detokenizer import DetokenizerFactory
 from gateway.output import OutputStream
 from gateway.session import Session, Timeline
 
@@ -62,7 +63,7 @@ def session(request_id: str = "r", *, max_tokens: int = 8, max_attempts: int = 3
         prompt_ids=[1, 2, 3],
         sampling=sampling_pb2.SamplingParams(max_tokens=max_tokens, **more.pop("sampling", {})),
         eos_token_ids=frozenset({0}),
-        output=OutputStream(byte_level_tokenizer(), stop),
+        output=OutputStream(DetokenizerFactory(byte_level_tokenizer()).start(), stop),
         timeline=Timeline(arrived=0.0),
         max_attempts=max_attempts,
         **more,

@@ -9,6 +9,7 @@ import json
 import pytest
 
 from infer_worker.serving import Serving
+from mesh.manifest import TokenizerInfo
 from mesh.settings import InferWorkerSettings
 from mesh.target import detect_cpu
 from tests import engines
@@ -23,24 +24,30 @@ async def gateway(redis):
     await started.stop()
 
 
-@pytest.fixture
-def fake_engine(tmp_path):
-    """Makes the folder and manifest of a fake engine from the fields of its script."""
-
-    def make(*, slots: int = 4, max_seq_len: int = 10_000, capabilities=(), **script):
-        files = {"tokenizer.json": b"{}", "script.json": json.dumps({"step_ms": 1, **script}).encode()}
-        manifest = engines.manifest(
-            files,
-            model=MODEL,
-            target=detect_cpu(),
-            versions={"fake": "1"},
-            max_batch_size=slots,
-            max_seq_len=max_seq_len,
-            capabilities=capabilities,
-        )
-        return engines.write(tmp_path / manifest.digest, files), manifest
-
-    return make
+def make_fake_engine(
+    folder,
+    *,
+    slots=4,
+    max_seq_len=10_000,
+    options=None,
+    eos_token_ids=(),
+    target=None,
+    versions=None,
+    **script,
+):
+    """Folder and manifest of a fake engine; other fields are those of its script."""
+    files = {"tokenizer.json": b"{}", "script.json": json.dumps({"step_ms": 1, **script}).encode()}
+    manifest = engines.manifest(
+        files,
+        model=MODEL,
+        target=target or detect_cpu(),
+        versions=versions or {"fake": "1"},
+        max_batch_size=slots,
+        max_seq_len=max_seq_len,
+        options=options or {},
+        tokenizer=TokenizerInfo(vocab_size=256, eos_token_ids=eos_token_ids),
+    )
+    return engines.write(folder / manifest.digest, files), manifest
 
 
 @pytest.fixture
@@ -75,12 +82,12 @@ class RunningServing:
 
 
 @pytest.fixture
-async def serve(redis, fake_engine, worker_settings):
+async def serve(redis, tmp_path, worker_settings):
     """Serves a fake engine; fields of its script, and of the settings with `settings`."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(*, settings=None, **engine) -> RunningServing:
-            folder, manifest = fake_engine(**engine)
+            folder, manifest = make_fake_engine(tmp_path, **engine)
             serving = Serving(worker_settings(**(settings or {})), redis, manifest)
             await serving.start(folder)
             running = RunningServing(serving)

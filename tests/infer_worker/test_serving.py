@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tests.infer_worker.scripted_gateway import MODEL
-
 
 async def test_request_streams_to_its_end(serve, gateway):
     await serve()
