@@ -1,0 +1,23 @@
+"""Messages survive any cutting of the stream between a worker and its engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from enginemesh.internal.v1 import engine_process_pb2
+from infer_worker.frames import FrameReader, encode_frame
+
+COMMANDS = [
+    engine_process_pb2.EngineCommand(cancel=7),
+    engine_process_pb2.EngineCommand(),
+    engine_process_pb2.EngineCommand(add=engine_process_pb2.AddSequence(id=1, prompt_ids=range(10_000))),
+]
+
+
+@pytest.mark.parametrize("size", [1, 3, 4096, 1 << 20])
+def test_messages_come_out_as_they_went_in(size):
+    stream = b"".join(encode_frame(command) for command in COMMANDS)
+    reader = FrameReader()
+    pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
+    frames = [frame for piece in pieces for frame in reader.feed(piece)]
+    assert [engine_process_pb2.EngineCommand.FromString(frame) for frame in frames] == COMMANDS
