@@ -100,7 +100,7 @@ def start_s3(folder: Path, port: int = 0) -> Service:
         _weed_program(),
         *("mini", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.port={port}"),
         *("-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"),
-        "-master.telemetry=false",
+        *("-master.telemetry=false", "-volume.max=2000"),
         *(f"-{part}.port={free_port()}" for part in ("master", "volume", "filer", "admin")),
     ]
     environment = {"AWS_ACCESS_KEY_ID": access_key, "AWS_SECRET_ACCESS_KEY": secret_key}
