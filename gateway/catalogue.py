@@ -11,7 +11,7 @@ import structlog
 from gateway.tokenizer import ModelTokenizer
 from mesh.bus.connection import UNREACHABLE
 from mesh.bus.index import NO_EVENT
-from mesh.errors import InvalidFieldError, NotFoundError
+from mesh.errors import InvalidFieldError, MeshError, NotFoundError
 
 if TYPE_CHECKING:
     from mesh.bus.index import EngineIndex
@@ -88,25 +88,28 @@ class Catalogue:
         return sorted(await self._index.models())
 
     async def watch(self) -> None:
-        """Forgets, for ever, what the index says has changed; the next request loads it anew."""
+        """Keeps every model loaded, for ever, so that no request waits for the store."""
         seen = NO_EVENT
         while True:
             try:
-                event = await self._index.wait_for_change(seen, WATCH_TIMEOUT_S)
-            except UNREACHABLE:
-                await asyncio.sleep(RETRY_DELAY_S)
-                continue
-            if event is not None:
-                seen = event
                 await self._refresh()
+                event = None
+                while event is None:
+                    event = await self._index.wait_for_change(seen, WATCH_TIMEOUT_S)
+                seen = event
+            except (*UNREACHABLE, MeshError) as error:
+                log.warning("models not refreshed", error=str(error))
+                await asyncio.sleep(RETRY_DELAY_S)
 
     async def _refresh(self) -> None:
-        """Loads known models again rather than dropping them, so that no request waits for the store."""
-        for name in list(self._models):
-            records = await self._index.engines(name)
-            if not records:
-                self._models.pop(name, None)
-            elif {record.digest for record in records} != set(self._models[name].engines):
+        by_model: dict[str, list[EngineRecord]] = {}
+        for record in await self._index.engines():
+            by_model.setdefault(record.manifest.model, []).append(record)
+        for name in self._models.keys() - by_model.keys():
+            del self._models[name]
+        for name, records in by_model.items():
+            known = self._models.get(name)
+            if known is None or known.engines.keys() != {record.digest for record in records}:
                 self._models[name] = await self._load(name, records)
 
     async def _load(self, name: str, records: list[EngineRecord]) -> ServedModel:
