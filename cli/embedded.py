@@ -18,10 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import redis
-import urllib3
-from minio import Minio
-
 from cli.tether import tethered
 
 if TYPE_CHECKING:
@@ -79,6 +75,8 @@ def start_valkey(folder: Path, port: int = 0) -> Service:
         *("--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)),
         *("--appendonly", "yes", "--save", "", "--daemonize", "no"),
     ]
+    import redis  # noqa: PLC0415 - 0.2 s, and most commands need none
+
     client = redis.Redis(port=port, socket_timeout=1)
     process = _spawn(command, folder / "valkey.log", {})
     _wait_until(client.ping, process, "Valkey", folder / "valkey.log")
@@ -100,10 +98,14 @@ def start_s3(folder: Path, port: int = 0) -> Service:
         _weed_program(),
         *("mini", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.port={port}"),
         *("-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"),
+        # Every bucket takes a volume of its own, which is a file that grows; the default is few.
         *("-master.telemetry=false", "-volume.max=2000"),
         *(f"-{part}.port={free_port()}" for part in ("master", "volume", "filer", "admin")),
     ]
     environment = {"AWS_ACCESS_KEY_ID": access_key, "AWS_SECRET_ACCESS_KEY": secret_key}
+    import urllib3  # noqa: PLC0415 - see start_valkey
+    from minio import Minio  # noqa: PLC0415 - see start_valkey
+
     http = urllib3.PoolManager(retries=False, timeout=2)  # asked again below, at a pace of our own
     client = Minio(
         f"127.0.0.1:{port}", access_key=access_key, secret_key=secret_key, secure=False, http_client=http

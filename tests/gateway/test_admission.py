@@ -29,7 +29,7 @@ def engine(max_seq_len=100, abilities=(), precision="int8"):
         max_num_tokens=64,
         tokenizer=TokenizerInfo(vocab_size=256),
         capabilities=abilities,
-        files=(EngineFile(path="a", size=1, sha256="0" * 64),),
+        files=(EngineFile(path="tokenizer.json", size=1, sha256="0" * 64),),
     )
 
 
