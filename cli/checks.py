@@ -12,14 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from redis.exceptions import RedisError
-
 from cli.client import Client
 from cli.embedded import INSTALL_HINT
 from cli.tables import size
-from mesh.bus.connection import describe_server
 from mesh.errors import MeshError
-from mesh.object_store import ObjectStore
 from mesh.target import detect_cpu
 
 if TYPE_CHECKING:
@@ -122,6 +118,10 @@ def check_embedded() -> Check:
 
 def check_redis(settings: ClientSettings) -> Check:
     """Whether Redis answers."""
+    from redis.exceptions import RedisError  # noqa: PLC0415 - 0.2 s, and other commands need none
+
+    from mesh.bus.connection import describe_server  # noqa: PLC0415 - likewise
+
     where = settings.redis_url.rpartition("@")[2].removeprefix("redis://")  # without a password
     try:
         version = asyncio.run(describe_server(settings.redis_url))
@@ -132,6 +132,8 @@ def check_redis(settings: ClientSettings) -> Check:
 
 def check_store(settings: ClientSettings) -> Check:
     """Whether the S3 server answers and takes the keys."""
+    from mesh.object_store import ObjectStore  # noqa: PLC0415 - see check_redis
+
     where = f"{settings.s3_endpoint}/{settings.s3_bucket}"
     try:
         ObjectStore.from_settings(settings).exists("doctor")
