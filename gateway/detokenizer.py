@@ -16,8 +16,6 @@ import json
 import re
 from typing import TYPE_CHECKING, Protocol
 
-from typing_extensions import override
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -54,12 +52,10 @@ class DetokenizerFactory:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._special = {
-            token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
-        }
+        special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
         decoders = _decoder_types(tokenizer)
-        self._bytes = _TokenBytes(tokenizer, self._special) if decoders == ["ByteLevel"] else None
-        self._kinds = _TokenKinds(tokenizer, self._special, has_byte_tokens="ByteFallback" in decoders)
+        self._bytes = _TokenBytes(tokenizer, special) if decoders == ["ByteLevel"] else None
+        self._kinds = _TokenKinds(tokenizer, special, has_byte_tokens="ByteFallback" in decoders)
 
     def start(self, prefix_ids: Sequence[int] = ()) -> Detokenizer:
         """A detokeniser of what follows `prefix_ids`, whose own text is not given out again.
@@ -73,7 +69,7 @@ class DetokenizerFactory:
 
 
 class _ByteLevelDetokenizer:
-    """For vocabularies whose tokens are byte strings: their text is the UTF-8 decoding of the bytes joined."""
+    """For vocabularies whose tokens are byte strings: the text is the UTF-8 decoding of all bytes."""
 
     __slots__ = ("_bytes", "_rest")
 
@@ -91,7 +87,7 @@ class _ByteLevelDetokenizer:
     def push(self, ids: Sequence[int]) -> str:
         token_bytes = self._bytes
         data = self._rest + b"".join([token_bytes[token] for token in ids])
-        text, used = codecs.utf_8_decode(data, "replace", False)  # noqa: FBT003 - takes no keywords
+        text, used = codecs.utf_8_decode(data, "replace", False)
         self._rest = data[used:]
         return text
 
@@ -192,7 +188,6 @@ class _TokenKinds(dict[int, int]):
         self._special = special
         self._has_byte_tokens = has_byte_tokens
 
-    @override
     def __missing__(self, token: int) -> int:
         content = self._tokenizer.id_to_token(token)
         if content is None:
@@ -215,7 +210,6 @@ class _TokenBytes(dict[int, bytes]):
         self._tokenizer = tokenizer
         self._special = special
 
-    @override
     def __missing__(self, token: int) -> bytes:
         content = self._tokenizer.id_to_token(token)
         if content is None:

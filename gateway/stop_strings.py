@@ -78,7 +78,7 @@ class _Automaton:
         self._first_character = re.compile(f"[{re.escape(''.join(self._steps[_ROOT]))}]")
 
     def read(self, state: int, text: str) -> tuple[int, int]:
-        """The state after `text`, or after the first stop string that is complete in it, and where that is."""
+        """The state after `text`, or after the first stop string complete in it, and where that ends."""
         steps, matches = self._steps, self.matches
         place, end = 0, len(text)
         while place < end:

@@ -96,6 +96,7 @@ def test_text_held_back_is_not_read_again():
     class Reads(str):
         """Counts the characters that are looked at one by one."""
 
+        __slots__ = ()
         count = 0
 
         def __getitem__(self, place):
