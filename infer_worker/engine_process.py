@@ -72,6 +72,7 @@ class EngineProcess(asyncio.Protocol):
         try:
             return await asyncio.shield(self._ready)
         except BaseException:
+            self.kill()  # what still loads does not look at the pair
             await self.stop()
             raise
 
