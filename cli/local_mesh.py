@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING
 
 from cli import child_logs
@@ -63,7 +64,8 @@ class LocalMesh:
     """A mesh on this machine: `with` starts it and stops it.
 
     Valkey and an S3 server are started too, unless ENGINEMESH_REDIS_URL and ENGINEMESH_S3_ENDPOINT name
-    others. What a further process needs to join stands in `<data_dir>/mesh.env`.
+    others. What a further process needs to join stands in `<data_dir>/mesh.env`. With ENGINEMESH_METRICS_PORT
+    set, the gateway serves its metrics there, and each other process at the next higher port.
 
     Args:
         plan: What to start.
@@ -175,6 +177,7 @@ class LocalMesh:
             self._service(
                 "build-worker",
                 "build_worker.main",
+                1,
                 {"ENGINEMESH_KINDS": plan.kind, "ENGINEMESH_SOURCE_ROOTS": roots},
             )
         ]
@@ -182,18 +185,21 @@ class LocalMesh:
             self._service(
                 f"worker-{model}-{number}" if len(plan.models) > 1 else f"worker-{number}",
                 "infer_worker.main",
+                2 + index,
                 {"ENGINEMESH_KINDS": plan.kind, "ENGINEMESH_MODEL": model},
             )
-            for model in plan.models
-            for number in range(1, plan.workers + 1)
+            for index, (model, number) in enumerate(product(plan.models, range(1, plan.workers + 1)))
         ]
         self._services += self._supervisor.start(*specs)
         # The gateway comes last and so stops first: it ends its streams while the workers still run.
-        gateway = self._service("gateway", "gateway.main", {"ENGINEMESH_PORT": str(plan.port)})
+        gateway = self._service("gateway", "gateway.main", 0, {"ENGINEMESH_PORT": str(plan.port)})
         self._services += self._supervisor.start(gateway)
         self.wait_until_serving("", START_LIMIT_S)
 
-    def _service(self, name: str, module: str, settings: Mapping[str, str]) -> ChildSpec:
+    def _service(self, name: str, module: str, index: int, settings: Mapping[str, str]) -> ChildSpec:
+        if self._settings.metrics_port:
+            settings = {**settings, "ENGINEMESH_METRICS_PORT": str(self._settings.metrics_port + index)}
+
         def start() -> subprocess.Popen[bytes]:
             # A session of its own: Ctrl-C in the terminal must reach the supervisor only, which then
             # stops its children in order.

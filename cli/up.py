@@ -86,6 +86,7 @@ def up(
 
     Valkey and an S3 server are started too, unless ENGINEMESH_REDIS_URL and ENGINEMESH_S3_ENDPOINT name
     others. A process that dies is started again. Without a model, a small sample model is built and served.
+    With ENGINEMESH_METRICS_PORT, the gateway serves Prometheus there, the others at the ports above.
 
     **Examples**
 

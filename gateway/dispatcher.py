@@ -117,9 +117,14 @@ class Dispatcher:
             self._spawn(self._enqueue(session))
 
     async def audit(self) -> None:
-        """Queues again, for ever, what Redis lost: requests that no worker claimed and no stream holds."""
+        """Queues again, for ever, what Redis lost: requests that no worker claimed and no stream holds.
+
+        Tells how many wait, too.
+        """
         while True:
             await asyncio.sleep(AUDIT_INTERVAL_S)
+            for model, (requests, _) in self.room.depth().items():
+                metrics.QUEUE_DEPTH.set(requests, {semconv.REQUEST_MODEL: model})
             waiting = [session for session in self.table.queued() if session.ticket is not None]
             try:
                 tickets = [session.ticket for session in waiting if session.ticket is not None]

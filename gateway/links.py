@@ -10,6 +10,7 @@ import structlog
 
 from enginemesh.internal.v1 import link_pb2, link_pb2_grpc, step_pb2
 from gateway.request_table import LinkSessions
+from mesh import metrics
 from mesh.errors import InvalidFieldError
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class LinksServicer(link_pb2_grpc.LinksServicer):
         link = Link(first.hello, loop.time())
         reading = asyncio.ensure_future(self._read(link, request_iterator))
         self._links[link.sessions] = (link, reading)
+        metrics.LINKS_ACTIVE.add(1)
         log.info("link up", worker=link.sessions.worker_id)
         writing = asyncio.ensure_future(self._write(link, context))
         try:
@@ -105,6 +107,7 @@ class LinksServicer(link_pb2_grpc.LinksServicer):
             for task in (reading, writing):
                 task.cancel()
             del self._links[link.sessions]
+            metrics.LINKS_ACTIVE.add(-1)
             self._lose(link)
 
     def links(self) -> list[LinkSessions]:

@@ -52,7 +52,7 @@ QUEUE_TIME = _meter.create_histogram(
     explicit_bucket_boundaries_advisory=TOKEN_BOUNDARIES_S,
 )
 QUEUE_DEPTH = _meter.create_gauge(
-    "enginemesh.queue.depth", "{request}", "Requests of a model that no worker has started"
+    "enginemesh.queue.depth", "{request}", "Requests of a model in this gateway that no worker has started"
 )
 SLOTS = _meter.create_gauge("enginemesh.slots", "{slot}", "Sequences that the engine runs at most")
 SLOTS_USED = _meter.create_gauge("enginemesh.slots.used", "{slot}", "Sequences that the engine runs now")

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from cli import spans
 from cli.embedded import free_port, is_free
@@ -33,7 +35,7 @@ def until(condition, limit_s=START_LIMIT_S):
 class Mesh:
     """A running `enginemesh up`."""
 
-    def __init__(self, folder, *options):
+    def __init__(self, folder, *options, **environment):
         self.folder = folder
         self.data = folder / "data"
         self.port = free_port()
@@ -41,7 +43,7 @@ class Mesh:
         # None of the addresses that the machine's own environment may set.
         self.environment = {
             name: value for name, value in os.environ.items() if not name.startswith("ENGINEMESH_")
-        }
+        } | environment
         command = [ENGINEMESH, "up", "--kind", "fake", "--data", str(self.data), "--port", str(self.port)]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -87,8 +89,11 @@ class Mesh:
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory):
-    """A mesh with two workers."""
-    started = Mesh(tmp_path_factory.mktemp("up"), "--workers", "2")
+    """A mesh with two workers and metrics."""
+    port = free_port()
+    folder = tmp_path_factory.mktemp("up")
+    started = Mesh(folder, "--workers", "2", ENGINEMESH_METRICS_PORT=str(port))
+    started.metrics_port = port
     started.wait_ready()
     yield started
     started.process.terminate()
@@ -133,6 +138,37 @@ def test_spans_cover_the_whole_time_of_a_long_answer(mesh):
     trace = spans.load(folder, spans.find(folder, "covered"))
     (root,) = [span for span in trace.spans if span.name.endswith("/Generate")]
     assert trace.coverage(root) > 0.95
+
+
+def test_metrics_of_each_process_are_served(mesh):
+    until(lambda: len(mesh.workers()) == 2)
+    generate(mesh)
+    gateway = metrics(mesh.metrics_port)
+    for name in ("request_duration", "time_to_first_token", "time_per_output_token"):
+        assert gateway[f"gen_ai_server_{name}_seconds_count"] >= 1
+    assert 1 <= gateway["enginemesh_links_active"] <= 2  # a worker opens one with its first request
+    workers = [metrics(mesh.metrics_port + offset) for offset in (2, 3)]
+    assert sum(worker["enginemesh_engine_step_duration_seconds_count"] for worker in workers) >= 1
+    assert all(worker["enginemesh_slots"] >= 1 for worker in workers)
+
+
+def test_gauges_are_back_at_zero_when_nothing_runs(mesh):
+    generate(mesh)
+    until(lambda: metrics(mesh.metrics_port)["enginemesh_requests_active"] == 0, 20)
+    until(lambda: metrics(mesh.metrics_port).get("enginemesh_queue_depth") == 0, 20)
+    for offset in (2, 3):
+        until(lambda offset=offset: metrics(mesh.metrics_port + offset).get("enginemesh_slots_used") == 0, 20)
+
+
+def metrics(port):
+    """Each metric's sum over its labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        text = answer.read().decode()
+    totals = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            totals[sample.name] = totals.get(sample.name, 0) + sample.value
+    return totals
 
 
 def test_listings_show_what_runs(mesh):
