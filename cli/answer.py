@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def for_terminal(text: str) -> str:
+    """Text of a model that may go to a terminal: without the characters that would command it."""
+    return text.translate(_CONTROLS)
+
+
 class Answer:
     """Iterates over the messages of one Generate call, and times them by this process's clock.
 

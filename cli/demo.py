@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import spans
-from cli.answer import Answer
+from cli.answer import Answer, for_terminal
 from cli.embedded import free_port, is_free
 from cli.failures import EXIT_INTERRUPTED, CommandError
 from cli.interrupts import terminated_like_interrupted, wait_for_interrupt
@@ -85,7 +85,8 @@ def _ask(address: str, console: Console) -> str:
     with connect(address) as client:
         answer = Answer(client.inference.Generate(request, timeout=CALL_LIMIT_S))
         for message in answer:
-            console.print(message.delta.text, end="", markup=False, highlight=False, soft_wrap=True)
+            text = for_terminal(message.delta.text)
+            console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
     console.print()
     say(console, answer.summary())
     return answer.finished.request_id

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.answer import Answer
+from cli.answer import Answer, for_terminal
 from cli.failures import EXIT_INTERRUPTED, EXIT_REFUSED, CommandError
 from cli.options import GatewayOption, connect
 from cli.tables import bare, to_json
@@ -150,8 +150,9 @@ def _print(answer: Answer, *, as_json: bool) -> None:
         for message in answer:
             print(json.dumps(to_json(message), ensure_ascii=False), flush=True)
         return
+    clean = for_terminal if sys.stdout.isatty() else str
     try:
         for message in answer:
-            print(message.delta.text, end="", flush=True)
+            print(clean(message.delta.text), end="", flush=True)
     finally:
         print(flush=True)
