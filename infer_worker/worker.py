@@ -126,7 +126,8 @@ class Worker:
             span.set_attribute(semconv.WORKER, self._settings.worker_id)
             manifest = await self._match()
             span.set_attribute(semconv.ENGINE, manifest.digest)
-            folder = await self._fetch(manifest)
+            with _tracer.start_as_current_span("engine.fetch", attributes={semconv.BYTES: manifest.size}):
+                folder = await self._fetch(manifest)
             return await self._load(manifest, folder)
 
     async def _match(self) -> Manifest:
