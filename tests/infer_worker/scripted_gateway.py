@@ -50,7 +50,11 @@ class GatewayLink:
         self.is_reading = asyncio.Event()
         self.is_reading.set()
         self.is_closed = False
-        self.call: asyncio.Task | None = None
+        self.reading: asyncio.Future | None = None
+
+    def drop(self) -> None:
+        """Ends the link from the gateway's side."""
+        self.reading.cancel()
 
     def send(self, **fields) -> None:
         self.outgoing.put_nowait(link_pb2.GatewayMessage(**fields))
@@ -124,18 +128,22 @@ class ScriptedGateway(link_pb2_grpc.LinksServicer):
     async def Connect(self, request_iterator, context):  # noqa: N802 - gRPC's name
         first = await anext(aiter(request_iterator))
         link = GatewayLink(first.hello)
-        link.call = asyncio.current_task()
         self.links.append(link)
         reply = link_pb2.HelloReply(gateway_id=self.gateway_id, heartbeat_interval_ms=self.heartbeat_ms)
         await context.write(link_pb2.GatewayMessage(hello=reply))
         writing = asyncio.ensure_future(self._write(link, context))
+        link.reading = asyncio.ensure_future(self._read(link, request_iterator))
         try:
-            async for message in request_iterator:
-                self._take(link, message)
-                await link.is_reading.wait()
+            await asyncio.wait([link.reading])
         finally:
             link.is_closed = True
             writing.cancel()
+            link.reading.cancel()
+
+    async def _read(self, link, messages) -> None:
+        async for message in messages:
+            self._take(link, message)
+            await link.is_reading.wait()
 
     async def _write(self, link, context) -> None:
         with contextlib.suppress(grpc.RpcError):
@@ -177,10 +185,12 @@ class ScriptedGateway(link_pb2_grpc.LinksServicer):
         start = 0
         for handle, offset, count in zip(step.ids, step.offsets, step.counts, strict=True):
             answer = link.answers[handle]
-            assert offset <= len(answer.ids), "a gap"
-            answer.ids[offset:] = step.token_ids[start : start + count]
-            answer.logprobs[offset:] = step.logprobs[start : start + count]
-            answer.frames += 1
+            if offset > len(answer.ids):
+                link.send(resends=[link_pb2.Resend(handle=handle, offset=len(answer.ids))])
+            else:
+                answer.ids[offset:] = step.token_ids[start : start + count]
+                answer.logprobs[offset:] = step.logprobs[start : start + count]
+                answer.frames += 1
             start += count
         for finish in step.finishes:
             link.answers[finish.id].finish = finish
