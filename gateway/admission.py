@@ -20,13 +20,18 @@ if TYPE_CHECKING:
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 ENGINE_NAME = re.compile(r"(?:engines/)?([0-9a-f]{64})")
+ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""No punctuation, so that no role can end its own turn in a template."""
 MAX_MESSAGES = 1024
+TOKEN_ID_BYTES = 4
+"""What an id counts against the limit on a prompt's bytes: about what a token has as text."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 64
 MAX_LOGPROBS = 20
 MAX_TEMPERATURE = 2.0
 MAX_PENALTY = 2.0
+NO_PENALTY = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 CAPACITY_RETRY_S = 1.0
 
 _PRIORITIES = {
@@ -47,6 +52,8 @@ class CheckedRequest:
     """Digest, or empty for any."""
     priority: str
     sampling: sampling_pb2.SamplingParams
+    input_field: str
+    """The field that holds the input, for errors: "prompt", "chat" or "token_ids"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,7 @@ def check(request: inference_pb2.GenerateRequest, max_prompt_bytes: int) -> Chec
         raise InvalidFieldError("engine", 'must look like "engines/<64 hex digits>"')
     if request.priority not in _PRIORITIES:
         raise InvalidFieldError("priority", f"{request.priority} is no known priority")
-    _check_input(request, max_prompt_bytes)
+    input_field = _check_input(request, max_prompt_bytes)
     _check_sampling(request.sampling)
     return CheckedRequest(
         request_id=request.request_id or uuid.uuid4().hex,
@@ -98,6 +105,7 @@ def check(request: inference_pb2.GenerateRequest, max_prompt_bytes: int) -> Chec
         engine=engine.group(1) if engine else "",
         priority=_PRIORITIES[request.priority],
         sampling=request.sampling,
+        input_field=input_field,
     )
 
 
@@ -106,10 +114,17 @@ def admit(checked: CheckedRequest, prompt_ids: Sequence[int], engines: Sequence[
 
     If only some engines can run it, it is pinned to the one that holds the longest sequences.
 
+    Args:
+        checked: From `check`.
+        prompt_ids: The input's tokens.
+        engines: Those of the model that the request may run on, all of one vocabulary; at least one.
+
     Raises:
-        InvalidFieldError: the prompt, or prompt and max_tokens together, are longer than every engine takes.
+        InvalidFieldError: the prompt, or prompt and max_tokens together, are longer than every engine takes;
+            or a stop token is not of the vocabulary.
         UnsupportedError: no engine has a feature that it asks for.
     """
+    _check_stop_tokens(checked.sampling.stop_token_ids, engines[0].tokenizer.vocab_size)
     needed = _needed_capabilities(checked.sampling)
     able = [engine for engine in engines if needed.keys() <= set(engine.capabilities)]
     if not able:
@@ -121,7 +136,7 @@ def admit(checked: CheckedRequest, prompt_ids: Sequence[int], engines: Sequence[
             capability=capability,
         )
     longest = max(able, key=lambda engine: engine.max_seq_len)
-    sampling = _resolve_length(checked.sampling, len(prompt_ids), longest.max_seq_len)
+    sampling = _resolve_length(checked, len(prompt_ids), longest.max_seq_len)
     total = len(prompt_ids) + sampling.max_tokens
     fitting = [engine for engine in able if engine.max_seq_len >= total]
     pinned = checked.engine
@@ -130,12 +145,11 @@ def admit(checked: CheckedRequest, prompt_ids: Sequence[int], engines: Sequence[
     return AdmittedRequest(checked, prompt_ids, sampling, pinned)
 
 
-def _resolve_length(
-    sampling: sampling_pb2.SamplingParams, prompt_tokens: int, limit: int
-) -> sampling_pb2.SamplingParams:
+def _resolve_length(checked: CheckedRequest, prompt_tokens: int, limit: int) -> sampling_pb2.SamplingParams:
+    sampling = checked.sampling
     if prompt_tokens >= limit:
         raise InvalidFieldError(
-            "prompt",
+            checked.input_field,
             f"has {prompt_tokens} tokens; the engine takes {limit} for prompt and answer together",
             limit=limit,
             actual=prompt_tokens,
@@ -157,25 +171,27 @@ def _resolve_length(
 
 def _needed_capabilities(sampling: sampling_pb2.SamplingParams) -> dict[str, str]:
     """What an engine must be able to do, and the field that asks for it."""
-    fields = {
-        "logprobs": capabilities.LOGPROBS,
-        "seed": capabilities.SEED,
-        "repetition_penalty": capabilities.PENALTIES,
-        "presence_penalty": capabilities.PENALTIES,
-        "frequency_penalty": capabilities.PENALTIES,
-    }
-    return {capability: field for field, capability in fields.items() if sampling.HasField(field)}  # type: ignore[arg-type]
+    needed = {}
+    if sampling.HasField("logprobs"):
+        needed[capabilities.LOGPROBS] = "logprobs"
+    if sampling.HasField("seed"):
+        needed[capabilities.SEED] = "seed"
+    for field, neutral in NO_PENALTY.items():
+        if sampling.HasField(field) and getattr(sampling, field) != neutral:  # type: ignore[arg-type]
+            needed[capabilities.PENALTIES] = field
+    return needed
 
 
-def _check_input(request: inference_pb2.GenerateRequest, max_prompt_bytes: int) -> None:
+def _check_input(request: inference_pb2.GenerateRequest, max_prompt_bytes: int) -> str:
+    """Checks the input; the name of the field that holds it."""
     kind = request.WhichOneof("input")
     if kind is None:
         raise InvalidFieldError("input", "one of prompt, chat, token_ids is required")
-    if kind == "token_ids":  # bounded by the largest message and the engine's sequence length
+    if kind == "token_ids":
         if not request.token_ids.ids:
             raise InvalidFieldError("token_ids.ids", "may not be empty")
-        return
-    if kind == "chat":
+        size = TOKEN_ID_BYTES * len(request.token_ids.ids)
+    elif kind == "chat":
         _check_messages(request.chat.messages)
         size = request.chat.ByteSize()
     else:
@@ -186,6 +202,7 @@ def _check_input(request: inference_pb2.GenerateRequest, max_prompt_bytes: int) 
         raise InvalidFieldError(
             kind, f"has {size} bytes, the limit is {max_prompt_bytes}", limit=max_prompt_bytes, actual=size
         )
+    return kind
 
 
 def _check_messages(messages: Sequence[inference_pb2.ChatMessage]) -> None:
@@ -194,8 +211,10 @@ def _check_messages(messages: Sequence[inference_pb2.ChatMessage]) -> None:
     if len(messages) > MAX_MESSAGES:
         raise InvalidFieldError("chat.messages", f"at most {MAX_MESSAGES} messages, not {len(messages)}")
     for place, message in enumerate(messages):
-        if not message.role:
-            raise InvalidFieldError(f"chat.messages[{place}].role", "is required")
+        if not ROLE.fullmatch(message.role):
+            raise InvalidFieldError(
+                f"chat.messages[{place}].role", "is required: 1 to 64 characters of [A-Za-z0-9_-]"
+            )
 
 
 def _check_sampling(sampling: sampling_pb2.SamplingParams) -> None:
@@ -230,6 +249,16 @@ def _check_stops(sampling: sampling_pb2.SamplingParams) -> None:
         raise InvalidFieldError(
             "sampling.stop_token_ids", f"at most {MAX_STOP_TOKENS}, not {len(sampling.stop_token_ids)}"
         )
+
+
+def _check_stop_tokens(ids: Sequence[int], vocab_size: int) -> None:
+    for place, token in enumerate(ids):
+        if token >= vocab_size:
+            raise InvalidFieldError(
+                f"sampling.stop_token_ids[{place}]",
+                f"{token} is not below the vocabulary's size {vocab_size}",
+                limit=vocab_size,
+            )
 
 
 def _check_range(

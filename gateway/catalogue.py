@@ -10,7 +10,7 @@ import structlog
 
 from gateway.tokenizer import ModelTokenizer
 from mesh.bus.connection import UNREACHABLE
-from mesh.bus.index import NO_EVENT
+from mesh.bus.index import NO_EVENT, is_lost, rebuild_index
 from mesh.errors import InvalidFieldError, MeshError, NotFoundError
 
 if TYPE_CHECKING:
@@ -87,8 +87,19 @@ class Catalogue:
         """All models that have an engine."""
         return sorted(await self._index.models())
 
+    async def open(self) -> None:
+        """Makes the index from the store if Redis has none."""
+        try:
+            if not await self._index.models():
+                await rebuild_index(self._store, self._index)
+        except (*UNREACHABLE, MeshError) as error:
+            log.warning("index not checked", error=str(error))
+
     async def watch(self) -> None:
-        """Keeps every model loaded, for ever, so that no request waits for the store."""
+        """Keeps every model loaded, for ever, so that no request waits for the store.
+
+        Also makes the index anew from the store after Redis lost its data.
+        """
         seen = NO_EVENT
         while True:
             try:
@@ -96,6 +107,9 @@ class Catalogue:
                 event = None
                 while event is None:
                     event = await self._index.wait_for_change(seen, WATCH_TIMEOUT_S)
+                if is_lost(event, seen):
+                    log.warning("redis lost the index; it is made anew from the store")
+                    await rebuild_index(self._store, self._index)
                 seen = event
             except (*UNREACHABLE, MeshError) as error:
                 log.warning("models not refreshed", error=str(error))

@@ -39,7 +39,7 @@ from gateway.request_table import RequestTable
 from gateway.waiting_room import WaitingRoom
 from mesh import transport
 from mesh.bus.connection import UNREACHABLE, connect
-from mesh.bus.index import EngineIndex, rebuild_index
+from mesh.bus.index import EngineIndex
 from mesh.bus.leases import GATEWAY, Leases
 from mesh.bus.requests import RequestProducer
 from mesh.engine_store import EngineStore
@@ -109,7 +109,7 @@ class Gateway:
         link_pb2_grpc.add_LinksServicer_to_server(self.links, self._link_server)
         await self._link_server.start()
 
-        await self._fill_index()
+        await self.catalogue.open()
         self._run(self._renew_lease(f"{settings.link_host}:{link_port}"))
         self._run(self.links.watch())
         self._run(self.dispatcher.audit())
@@ -158,14 +158,6 @@ class Gateway:
         health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, server)
         channelz.add_channelz_servicer(server)
         reflection.enable_server_reflection((*SERVICES, *INFRASTRUCTURE_SERVICES), server)
-
-    async def _fill_index(self) -> None:
-        """Makes the index from the store if Redis has none, as after a loss of its data."""
-        try:
-            if not await self._index.models():
-                await rebuild_index(self._store, self._index)
-        except UNREACHABLE as error:
-            log.warning("index not checked", error=str(error))
 
     async def _renew_lease(self, address: str) -> None:
         settings = self._settings

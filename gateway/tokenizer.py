@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
@@ -39,8 +40,7 @@ class ModelTokenizer:
         self._tokenizer.no_padding()
         self._detokenizers = DetokenizerFactory(self._tokenizer)
         self._vocab_size = info.vocab_size
-        tokens = {"bos_token": info.bos_token, "eos_token": info.eos_token}
-        self._chat_template = ChatTemplate(info.chat_template, tokens) if info.chat_template else None
+        self._info = info
         self.eos_token_ids = frozenset(info.eos_token_ids)
 
     def encode_prompt(self, prompt: str) -> list[int]:
@@ -56,7 +56,7 @@ class ModelTokenizer:
             UnsupportedError: the model has no chat template.
             InvalidFieldError: the template refuses the conversation.
         """
-        if self._chat_template is None:
+        if not self._info.chat_template:
             raise UnsupportedError("the model has no chat template; send `prompt` instead", field="chat")
         conversation = [{"role": message.role, "content": message.content} for message in messages]
         return self._encode(self._chat_template.render(conversation), add_special_tokens=False, field="chat")
@@ -76,6 +76,12 @@ class ModelTokenizer:
                 limit=self._vocab_size,
             )
         return checked
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        """Compiled when first needed: a broken template is no fault of requests without a conversation."""
+        tokens = {"bos_token": self._info.bos_token, "eos_token": self._info.eos_token}
+        return ChatTemplate(self._info.chat_template, tokens)
 
     def output(self, stops: Sequence[str], continued_ids: Sequence[int] = ()) -> OutputStream:
         """A decoder for one answer.

@@ -7,7 +7,6 @@ All calls are synchronous and safe to make from many threads at once; asyncio co
 from __future__ import annotations
 
 import io
-import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from minio import Minio
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 from urllib3.exceptions import HTTPError, MaxRetryError
 
-from mesh.errors import IntegrityError, NotFoundError, PreconditionError, UnavailableError
+from mesh.errors import IntegrityError, MeshError, NotFoundError, PreconditionError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,7 +109,6 @@ class ObjectStore:
         )
         self._endpoint = endpoint
         self._bucket = bucket
-        self._bucket_lock = threading.Lock()
         self._bucket_exists = not create_bucket
 
     @classmethod
@@ -128,11 +126,6 @@ class ObjectStore:
             secure=settings.s3_secure,
             create_bucket=create_bucket,
         )
-
-    def put_file(self, key: str, path: Path) -> None:
-        """Stores a file, replacing what was there."""
-        with path.open("rb") as stream:
-            self.put_stream(key, stream, path.stat().st_size)
 
     def put_bytes(self, key: str, data: bytes) -> None:
         """Stores bytes, replacing what was there."""
@@ -266,39 +259,29 @@ class ObjectStore:
     def _calling(self, key: str) -> Iterator[None]:
         """Makes sure of the bucket, and turns what the client raises into errors of the mesh.
 
-        Only parts of the client's messages are kept: some hold signed URLs. For the same reason the cause
-        is cut off.
+        Only parts of the client's messages are kept, and the cause is cut off: some hold signed URLs.
         """
         try:
             self._ensure_bucket()
             yield
-        except S3Error as error:
-            if error.code in _MISSING:
-                raise NotFoundError("object", key) from None
-            if error.code == "InvalidRange":
-                raise IntegrityError(f"object {key} is shorter than expected", key=key) from None
-            if error.code in _DENIED:
-                raise PreconditionError(
-                    "STORE_ACCESS_DENIED",
-                    self._bucket,
-                    f"the store at {self._endpoint} refuses bucket {self._bucket!r} ({error.code}): check "
-                    "ENGINEMESH_S3_ACCESS_KEY, ENGINEMESH_S3_SECRET_KEY and ENGINEMESH_S3_BUCKET",
-                ) from None
-            raise self._unavailable(str(error.code)) from None
-        except ServerError as error:
-            raise self._unavailable(f"HTTP status {error.status_code}") from None
-        except InvalidResponseError:
-            raise self._unavailable("it does not answer like an S3 server") from None
-        except MinioException as error:
-            raise self._unavailable(type(error).__name__) from None
-        except MaxRetryError as error:
-            raise self._unavailable(str(error.reason)) from None
-        except HTTPError as error:
-            raise self._unavailable(type(error).__name__) from None
+        except (MinioException, HTTPError) as error:
+            raise self._translated(error, key) from None
 
-    def _unavailable(self, what: str) -> UnavailableError:
+    def _translated(self, error: MinioException | HTTPError, key: str) -> MeshError:
+        code = error.code if isinstance(error, S3Error) else None
+        if code in _MISSING:
+            return NotFoundError("object", key)
+        if code == "InvalidRange":
+            return IntegrityError(f"object {key} is shorter than expected", key=key)
+        if code in _DENIED:
+            return PreconditionError(
+                "STORE_ACCESS_DENIED",
+                self._bucket,
+                f"the store at {self._endpoint} refuses bucket {self._bucket!r} ({code}): check "
+                "ENGINEMESH_S3_ACCESS_KEY, ENGINEMESH_S3_SECRET_KEY and ENGINEMESH_S3_BUCKET",
+            )
         return UnavailableError(
-            f"the store at {self._endpoint} (ENGINEMESH_S3_ENDPOINT) failed: {what}",
+            f"the store at {self._endpoint} (ENGINEMESH_S3_ENDPOINT) failed: {code or _what(error)}",
             RETRY_AFTER_S,
             endpoint=self._endpoint,
         )
@@ -306,16 +289,24 @@ class ObjectStore:
     def _ensure_bucket(self) -> None:
         if self._bucket_exists:
             return
-        with self._bucket_lock:
-            if self._bucket_exists:
-                return
-            try:
-                if not self._client.bucket_exists(self._bucket):
-                    self._client.make_bucket(self._bucket)
-            except S3Error as error:
-                if error.code not in _OURS_ALREADY:
-                    raise
-            self._bucket_exists = True
+        try:
+            if not self._client.bucket_exists(self._bucket):
+                self._client.make_bucket(self._bucket)
+        except S3Error as error:
+            # Another process was quicker, or these keys may use the bucket but not look at it.
+            if error.code not in _OURS_ALREADY | _DENIED:
+                raise
+        self._bucket_exists = True
+
+
+def _what(error: MinioException | HTTPError) -> str:
+    if isinstance(error, MaxRetryError):
+        return str(error.reason)
+    if isinstance(error, ServerError):
+        return f"HTTP status {error.status_code}"
+    if isinstance(error, InvalidResponseError):
+        return "it does not answer like an S3 server"
+    return type(error).__name__
 
 
 def _info(entry: Any) -> ObjectInfo:

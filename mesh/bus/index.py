@@ -113,6 +113,16 @@ class EngineIndex:
         await self._redis.xadd(keys.INDEX_EVENTS, {"changed": 1}, maxlen=EVENTS_KEPT)
 
 
+def is_lost(event: str, since: str) -> bool:
+    """Whether an event that `wait_for_change` gave shows that Redis lost the events before it."""
+    return _place(event) < _place(since)
+
+
+def _place(event: str) -> tuple[int, int]:
+    milliseconds, _, sequence = event.partition("-")
+    return int(milliseconds), int(sequence)
+
+
 async def rebuild_index(store: EngineStore, index: EngineIndex) -> int:
     """Makes the index agree with the store; returns how many engines there are.
 

@@ -1,0 +1,133 @@
+"""A mesh of real processes whose workers are killed, stopped and drained while clients stream."""
+
+import asyncio
+import os
+import signal
+
+import psutil
+import pytest
+from rich.console import Console
+
+from cli.embedded import free_port
+from cli.local_mesh import LocalMesh, Plan
+from cli.up import build_model, wait_for_models
+from enginemesh.v1 import workers_pb2
+from mesh.bus.connection import connect
+from mesh.model_file import ModelFile
+from tests.conditions import until
+from tests.end_to_end.streams import Streams
+
+MODEL = ModelFile(model="fake", kind="fake", max_batch_size=64, options={"step_ms": "10"})
+WORKERS = 2
+PROMPTS = [f"prompt {number}" for number in range(32)]
+LENGTH = 150
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory):
+    """A mesh with two workers of one fake engine."""
+    console = Console(quiet=True)
+    plan = Plan(tmp_path_factory.mktemp("mesh"), free_port(), "fake", (MODEL.model,), WORKERS, ())
+    with LocalMesh(plan, console.print, environment={"ENGINEMESH_DRAIN_TIMEOUT_S": "10"}) as running:
+        build_model(running, MODEL, console)
+        wait_for_models(running, plan.models, console)
+        yield running
+
+
+@pytest.fixture
+async def streams(mesh):
+    """Streams, once both workers are up."""
+    await until(lambda: len(ready_workers(mesh)) == WORKERS, 60)
+    async with Streams(mesh.address, MODEL.model) as opened:
+        yield opened
+
+
+def ready_workers(mesh):
+    with mesh.client() as client:
+        return [
+            worker
+            for worker in client.workers()
+            if worker.role == workers_pb2.WORKER_ROLE_INFERENCE
+            and worker.state == workers_pb2.WORKER_STATE_READY
+        ]
+
+
+async def undisturbed(streams):
+    return [stream.tokens for stream in await asyncio.gather(*streams.start(PROMPTS, LENGTH))]
+
+
+async def under_way(streams):
+    """32 streams, each with some tokens."""
+    tasks = streams.start(PROMPTS, LENGTH)
+    fresh = streams.running[-len(PROMPTS) :]
+    await until(lambda: all(len(stream.tokens) >= 10 for stream in fresh))
+    return tasks
+
+
+async def nothing_is_left(mesh):
+    """Every queue is empty and every slot free."""
+    redis = connect(mesh.environment["ENGINEMESH_REDIS_URL"])
+
+    async def is_clean():
+        entries = [await redis.xlen(key) async for key in redis.scan_iter(match="em:{m:*", _type="stream")]
+        workers = await asyncio.to_thread(ready_workers, mesh)
+        return not sum(entries) and len(workers) == WORKERS and not any(w.slots_used for w in workers)
+
+    await until(is_clean, 60)
+    await redis.aclose()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM], ids=lambda n: n.name)
+async def test_losing_a_worker_loses_and_doubles_no_token(mesh, streams, number):
+    """Field case 4."""
+    expected = await undisturbed(streams)
+    tasks = await under_way(streams)
+    victim = ready_workers(mesh)[0].process_id
+    os.kill(victim, number)
+    try:
+        answers = await asyncio.gather(*tasks)
+    finally:
+        if number == signal.SIGSTOP:
+            os.kill(victim, signal.SIGCONT)
+    assert [answer.tokens for answer in answers] == expected
+    await nothing_is_left(mesh)
+
+
+async def test_a_dead_engine_ends_its_worker_and_no_stream(mesh, streams):
+    """Field case 8: the worker exits non-zero, so that its supervisor starts another."""
+    expected = await undisturbed(streams)
+    tasks = await under_way(streams)
+    worker = psutil.Process(ready_workers(mesh)[0].process_id)
+    (engine,) = worker.children()
+    engine.kill()
+    assert [answer.tokens for answer in await asyncio.gather(*tasks)] == expected
+    await until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+    await nothing_is_left(mesh)
+
+
+async def test_an_engine_dies_with_its_killed_worker(mesh, streams):
+    """Field case 9."""
+    worker = psutil.Process(ready_workers(mesh)[0].process_id)
+    (engine,) = worker.children()
+    worker.kill()
+    await until(lambda: not engine.is_running(), 5)
+    await nothing_is_left(mesh)
+
+
+async def test_cancelled_requests_free_their_slots_at_once(mesh, streams):
+    """Field cases 1 and 6: every cancellation reaches the engine."""
+    calls = [streams.stub.Generate(streams.request(prompt, 10_000)) for prompt in PROMPTS]
+    for call in calls:
+        assert await call.read() is not None
+        call.cancel()
+    await nothing_is_left(mesh)
+
+
+async def test_requests_survive_a_redis_that_lost_its_data(mesh, streams):
+    expected = await undisturbed(streams)
+    tasks = streams.start(PROMPTS, LENGTH)
+    redis = connect(mesh.environment["ENGINEMESH_REDIS_URL"])
+    await redis.flushall()
+    await redis.aclose()
+    assert [answer.tokens for answer in await asyncio.gather(*tasks)] == expected
+    await nothing_is_left(mesh)
