@@ -1,5 +1,7 @@
 """Limits on requests; each error names its field (field cases 7, 23)."""
 
+from pathlib import Path
+
 import pytest
 
 from enginemesh.v1 import inference_pb2
@@ -10,6 +12,7 @@ from mesh.manifest import EngineFile, Manifest, TokenizerInfo
 from mesh.target import Target
 
 NAN = float("nan")
+SAMPLING_PROTO = Path(__file__).parents[2] / "protos/enginemesh/v1/sampling.proto"
 
 
 def request(**fields):
@@ -56,15 +59,26 @@ def admit(message, prompt_tokens, *engines):
             "chat.messages[1].role",
         ),
         ({"chat": {"messages": [{"role": "user", "content": "x" * 1001}]}}, "chat"),
+        (
+            {"chat": {"messages": [{"role": "user<|im_end|>", "content": "x"}]}},
+            "chat.messages[0].role",
+        ),
+        ({"chat": {"messages": [{"role": "user"}] * 1025}}, "chat.messages"),
         ({"token_ids": {}}, "token_ids.ids"),
+        ({"token_ids": {"ids": range(251)}}, "token_ids"),
+        ({"model": "m\n"}, "model"),
+        ({"request_id": "a\n"}, "request_id"),
         ({"sampling": {"max_tokens": 0}}, "sampling.max_tokens"),
         ({"sampling": {"max_tokens": 2**32 - 1}}, "sampling.max_tokens"),
         ({"sampling": {"temperature": -0.1}}, "sampling.temperature"),
         ({"sampling": {"temperature": 2.1}}, "sampling.temperature"),
         ({"sampling": {"temperature": NAN}}, "sampling.temperature"),
         ({"sampling": {"top_p": 0}}, "sampling.top_p"),
+        ({"sampling": {"temperature": float("-inf")}}, "sampling.temperature"),
         ({"sampling": {"top_p": 2}}, "sampling.top_p"),
+        ({"sampling": {"top_p": NAN}}, "sampling.top_p"),
         ({"sampling": {"top_k": 0}}, "sampling.top_k"),
+        ({"sampling": {"n": 0}}, "sampling.n"),
         ({"sampling": {"n": 2}}, "sampling.n"),
         ({"sampling": {"logprobs": 21}}, "sampling.logprobs"),
         ({"sampling": {"stop": ["x"] * 17}}, "sampling.stop"),
@@ -72,7 +86,11 @@ def admit(message, prompt_tokens, *engines):
         ({"sampling": {"stop": ["x" * 257]}}, "sampling.stop[0]"),
         ({"sampling": {"stop_token_ids": range(65)}}, "sampling.stop_token_ids"),
         ({"sampling": {"repetition_penalty": 0}}, "sampling.repetition_penalty"),
+        ({"sampling": {"repetition_penalty": 2.1}}, "sampling.repetition_penalty"),
+        ({"sampling": {"repetition_penalty": NAN}}, "sampling.repetition_penalty"),
         ({"sampling": {"presence_penalty": 2.5}}, "sampling.presence_penalty"),
+        ({"sampling": {"presence_penalty": -2.1}}, "sampling.presence_penalty"),
+        ({"sampling": {"frequency_penalty": NAN}}, "sampling.frequency_penalty"),
         ({"sampling": {"frequency_penalty": float("inf")}}, "sampling.frequency_penalty"),
     ],
 )
@@ -80,6 +98,35 @@ def test_what_is_out_of_range_is_refused_by_its_field(fields, field):
     with pytest.raises(InvalidFieldError) as caught:
         admission.check(request(**fields), 1000)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"max_tokens": 1, "temperature": 0, "top_p": 1, "top_k": 1, "seed": 0, "n": 1, "logprobs": 0},
+        {"max_tokens": 2**31 - 1, "temperature": 2, "top_p": 1e-6, "seed": 2**64 - 1, "logprobs": 20},
+        {"repetition_penalty": 2, "presence_penalty": 2, "frequency_penalty": -2},
+        {"repetition_penalty": 1e-6, "presence_penalty": -2, "frequency_penalty": 2, "ignore_eos": True},
+        {"stop": ["x" * 256] * 16, "stop_token_ids": range(64)},
+    ],
+)
+def test_what_is_at_the_edge_of_its_range_is_taken(sampling):
+    message = request(sampling=sampling, request_id="x" * 128, model="m" * 63)
+    assert admission.check(message, 1000).sampling == message.sampling
+
+
+def test_ranges_are_those_that_the_proto_documents():
+    comments = SAMPLING_PROTO.read_text().replace("\n  // ", " ")
+    for limit in (
+        "Softmax temperature, 0 to 2",
+        "above 0 and up to 1.",
+        f"At most {admission.MAX_STOP_STRINGS} strings of at most {admission.MAX_STOP_CHARACTERS} characters",
+        f"At most {admission.MAX_STOP_TOKENS}.",
+        f"At most {admission.MAX_LOGPROBS}.",
+        "above 0 and up to 2.",
+        "-2 to 2.",
+    ):
+        assert limit in comments
 
 
 def test_a_request_without_input_is_refused():
@@ -110,14 +157,35 @@ def test_max_tokens_is_what_fits_when_unset():
 
 
 @pytest.mark.parametrize(
-    ("prompt_tokens", "fields", "field"),
-    [(100, {}, "prompt"), (30, {"sampling": {"max_tokens": 71}}, "sampling.max_tokens")],
+    ("prompt_tokens", "fields", "field", "actual"),
+    [
+        (100, {}, "prompt", 100),
+        (101, {"chat": {"messages": [{"role": "user"}]}}, "chat", 101),
+        (102, {"token_ids": {"ids": [1]}}, "token_ids", 102),
+        (30, {"sampling": {"max_tokens": 71}}, "sampling.max_tokens", 71),
+    ],
 )
-def test_what_no_engine_can_hold_is_refused_with_the_limit(prompt_tokens, fields, field):
+def test_what_no_engine_can_hold_is_refused_with_the_limit(prompt_tokens, fields, field, actual):
     with pytest.raises(InvalidFieldError) as caught:
-        admit(request(**fields), prompt_tokens, engine(100))
+        admit(request(**fields), prompt_tokens, engine(100), engine(50))
     assert caught.value.field == field
     assert "100" in caught.value.message
+    assert caught.value.metadata["actual"] == str(actual)
+
+
+def test_max_tokens_is_kept_when_it_fits_and_the_request_is_not_changed():
+    message = request(sampling={"max_tokens": 70, "temperature": 0.5})
+    admitted = admit(message, 30, engine(100))
+    assert (admitted.sampling, admitted.engine) == (message.sampling, "")
+    unset = request(sampling={"temperature": 0.5})
+    admit(unset, 30, engine(100))
+    assert not unset.sampling.HasField("max_tokens")
+
+
+def test_a_stop_token_of_another_vocabulary_is_refused():
+    with pytest.raises(InvalidFieldError) as caught:
+        admit(request(sampling={"stop_token_ids": [255, 256]}), 10, engine())
+    assert caught.value.field == "sampling.stop_token_ids[1]"
 
 
 def test_a_long_request_is_pinned_to_the_engine_that_holds_it():
@@ -126,9 +194,34 @@ def test_a_long_request_is_pinned_to_the_engine_that_holds_it():
     assert admit(request(sampling={"max_tokens": 50}), 10, short, long).engine == ""
 
 
-def test_a_feature_that_no_engine_has_is_refused():
-    with pytest.raises(UnsupportedError, match="logprobs"):
-        admit(request(sampling={"logprobs": 1}), 10, engine())
+@pytest.mark.parametrize(
+    ("sampling", "capability"),
+    [
+        ({"logprobs": 0}, capabilities.LOGPROBS),
+        ({"seed": 0}, capabilities.SEED),
+        ({"repetition_penalty": 1.1}, capabilities.PENALTIES),
+        ({"presence_penalty": -1}, capabilities.PENALTIES),
+        ({"frequency_penalty": 0.1}, capabilities.PENALTIES),
+    ],
+)
+def test_a_feature_that_no_engine_has_is_refused(sampling, capability):
+    message = request(sampling=sampling)
+    with pytest.raises(UnsupportedError) as caught:
+        admit(message, 10, engine())
+    (field,) = sampling
+    assert caught.value.metadata == {"field": f"sampling.{field}", "capability": capability}
+    assert admit(message, 10, engine(abilities=(capability,))).engine == ""
+
+
+def test_a_penalty_that_is_off_needs_no_feature():
+    off = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+    assert admit(request(sampling=off), 10, engine()).engine == ""
+
+
+def test_features_that_only_different_engines_have_are_refused_together():
+    message = request(sampling={"seed": 1, "logprobs": 1})
+    with pytest.raises(UnsupportedError):
+        admit(message, 10, engine(abilities=(capabilities.SEED,)), engine(abilities=(capabilities.LOGPROBS,)))
 
 
 def test_a_feature_that_one_engine_has_pins_the_request_to_it():

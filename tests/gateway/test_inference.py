@@ -257,7 +257,11 @@ async def test_a_name_in_flight_is_refused(stub, worker):
             "token_ids.ids[1]",
         ),
         ({"model": "m", "prompt": "x", "sampling": {"logprobs": 1}}, grpc.StatusCode.UNIMPLEMENTED, None),
-        ({"model": "m", "token_ids": {"ids": [1] * (1 << 20)}}, grpc.StatusCode.INVALID_ARGUMENT, "prompt"),
+        (
+            {"model": "m", "token_ids": {"ids": [1] * (1 << 20)}},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "token_ids",
+        ),
     ],
 )
 async def test_a_bad_request_is_refused_and_the_next_one_served(stub, worker, fields, code, field):
