@@ -11,6 +11,7 @@ import structlog
 from opentelemetry import trace
 
 from enginemesh.v1 import workers_pb2
+from infer_worker.backends import backend_class
 from infer_worker.engine_choice import Device, wait_for_engine
 from infer_worker.lease import WorkerLease
 from infer_worker.serving import Serving
@@ -121,6 +122,8 @@ class Worker:
     # -- from nothing to serving ----------------------------------------------------------------------
 
     async def _start(self) -> Serving:
+        for kind in self._device.kinds:
+            backend_class(kind)  # a mistake in the settings shows now, not when such an engine appears
         with _tracer.start_as_current_span("worker.cold_start") as span:
             span.set_attribute(semconv.REQUEST_MODEL, self._settings.model)
             span.set_attribute(semconv.WORKER, self._settings.worker_id)
