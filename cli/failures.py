@@ -59,6 +59,8 @@ def from_rpc(error: grpc.RpcError, address: str) -> CommandError:
             "start one with `enginemesh up`, or name another with --gateway",
             EXIT_TRY_AGAIN,
         )
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED and status is None:
+        message = "the time given to the call passed"  # by this end's clock; grpc's own words vary
     remarks = describe_details(status) if status is not None else []
     return CommandError(_line(code.name, message, remarks), _EXIT_STATUSES.get(code, EXIT_FAILED))
 

@@ -101,10 +101,12 @@ def _scale(trace: Trace, width: int) -> str:
 
 
 def _heading(trace: Trace) -> list[Text]:
-    root = max(trace.roots(), key=lambda span: span.duration_ns)
+    # The call that asks for a build ends long before the build does: look at the longest, not at the first.
+    parents = [span for span in trace.spans if trace.children(span.span_id)] or trace.roots()
+    longest = max(parents, key=lambda span: span.duration_ns)
     subject = " · ".join(filter(None, [trace.subject, trace.model]))
-    below = f"trace {trace.trace_id} · {len(trace.spans)} spans, {trace.coverage(root):.1%} covered"
-    return [Text(subject or _short_name(root), style="bold"), Text(below, style="bright_black")]
+    below = f"trace {trace.trace_id} · {len(trace.spans)} spans, {trace.coverage(longest):.1%} covered"
+    return [Text(subject or _short_name(longest), style="bold"), Text(below, style="bright_black")]
 
 
 def _remarks(trace: Trace, *, is_ascii: bool) -> list[Text]:

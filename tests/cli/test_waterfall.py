@@ -50,6 +50,15 @@ def test_waterfall_shows_tree_services_events_and_errors():
     assert all(len(line) <= 100 for line in lines)
 
 
+def test_coverage_is_that_of_the_longest_span_with_children():
+    call = _span("Builds/CreateBuild", "", 0, 2)
+    build = _span("build", call.name, 1, 101, "build_worker")
+    stage = _span("convert", "build", 1, 81, "build_worker")
+    console = Console(file=io.StringIO(), width=100)
+    print_waterfall(console, Trace("abc", (call, build, stage)))
+    assert "3 spans, 80.0% covered" in console.file.getvalue()
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_waterfall_fits_any_width(width):
     console = Console(file=io.StringIO(), width=width)
