@@ -1,14 +1,13 @@
 """The S3 store. Nothing else knows the `minio` client.
 
-All calls are synchronous and safe to make from many threads at once; asyncio code calls them by
-`asyncio.to_thread`.
+All calls are synchronous and thread-safe; asyncio code makes them by `asyncio.to_thread`.
 """
 
 from __future__ import annotations
 
 import io
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 
     from mesh.settings import MeshSettings
 
-MIB = 1 << 20
-PART_BYTES = 16 * MIB
+PART_BYTES = 16 << 20
 """An object above this size is sent in parts of this size, three at a time."""
 
 CHUNK_BYTES = 256 << 10
@@ -93,12 +91,8 @@ class ObjectStore:
             allowed_methods=None,  # all: those that we send may be repeated
             respect_retry_after_header=False,  # the server would set how long a call takes
         )
-        self._http = urllib3.PoolManager(
-            num_pools=4,
-            maxsize=32,
-            timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=read_timeout_s),
-            retries=self._retries,
-        )
+        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=read_timeout_s)
+        self._http = urllib3.PoolManager(maxsize=32, timeout=timeout, retries=self._retries)
         self._client = Minio(
             endpoint,
             access_key=access_key or None,
@@ -184,16 +178,13 @@ class ObjectStore:
 
     def get_file(self, key: str, path: Path) -> None:
         """Writes a whole object to a file; the file is not whole if this raises."""
-        remaining = self.stat(key).size
-        buffer = memoryview(bytearray(min(remaining, PART_BYTES)))
-        offset = 0
+        size = self.stat(key).size
+        buffer = memoryview(bytearray(min(size, PART_BYTES)))
         with path.open("wb") as file:
-            while remaining:
-                part = buffer[: min(remaining, len(buffer))]
+            for offset in range(0, size, PART_BYTES):
+                part = buffer[: size - offset]
                 self.read_into(key, offset, part)
                 file.write(part)
-                offset += len(part)
-                remaining -= len(part)
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         """Fills a buffer with the object's bytes from `offset` on.
@@ -213,11 +204,9 @@ class ObjectStore:
                     for chunk in self._read(key, offset + filled, len(buffer) - filled):
                         buffer[filled : filled + len(chunk)] = chunk
                         filled += len(chunk)
-                except MaxRetryError:
-                    raise  # tried often enough
-                except HTTPError:
+                except HTTPError as error:
                     failures = 0 if filled > before else failures + 1
-                    if failures == ATTEMPTS:
+                    if failures == ATTEMPTS or isinstance(error, MaxRetryError):
                         raise
                     time.sleep(0.1 * failures)
 
@@ -228,11 +217,9 @@ class ObjectStore:
 
     def exists(self, key: str) -> bool:
         """Whether there is such an object."""
-        try:
-            self.stat(key)
-        except NotFoundError:
-            return False
-        return True
+        with suppress(NotFoundError):
+            return bool(self.stat(key))
+        return False
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """All objects whose keys start with `prefix`, by key."""

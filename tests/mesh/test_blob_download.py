@@ -10,11 +10,10 @@ import threading
 import pytest
 
 from mesh import blob_download
-from mesh.blob_download import BlobDownload, PartialBlob
+from mesh.blob_download import MIB, BlobDownload, PartialBlob
 from mesh.engine_store import blob_key
 from mesh.errors import IntegrityError, NotFoundError, PreconditionError, UnavailableError
 from mesh.manifest import EngineFile
-from mesh.object_store import MIB
 from tests import engines
 
 RANGE = 64 << 10

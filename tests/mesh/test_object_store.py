@@ -13,8 +13,9 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from mesh import object_store
+from mesh.blob_download import MIB
 from mesh.errors import IntegrityError, NotFoundError, PreconditionError, UnavailableError
-from mesh.object_store import MIB, PART_BYTES, ObjectStore
+from mesh.object_store import PART_BYTES, ObjectStore
 from mesh.settings import MeshSettings
 
 LARGE = 2 * PART_BYTES + 12_345
@@ -46,8 +47,7 @@ def test_put_replaces(objects):
 
 
 def test_large_file_goes_and_comes_in_parts(objects, large, tmp_path):
-    (tmp_path / "there").write_bytes(large)
-    objects.put_file("large", tmp_path / "there")
+    objects.put_bytes("large", large)
     objects.get_file("large", tmp_path / "back")
 
     assert (tmp_path / "back").read_bytes() == large
@@ -170,6 +170,16 @@ def test_many_clients_make_one_bucket(connect_store):
         list(pool.map(lambda numbered: numbered[1].put_bytes(f"k{numbered[0]}", b""), enumerate(clients)))
 
     assert len(list(clients[0].list("k"))) == 8
+
+
+def test_connections_are_used_again(objects):
+    objects.put_bytes("k", bytes(100))
+    for _ in range(20):
+        objects.get_bytes("k", limit=100)
+        objects.read_into("k", 10, memoryview(bytearray(20)))
+
+    pools = [objects._http.pools.get(key) for key in objects._http.pools.keys()]  # noqa: SIM118 - no mapping
+    assert [pool.num_connections for pool in pools] == [1]
 
 
 def test_settings_name_the_store(store_settings, monkeypatch):
