@@ -58,6 +58,9 @@ lock: .venv/ready ## Resolve the lock files anew from pyproject.toml
 	$(BIN)/uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.10 pyproject.toml --extra local --extra dev -o requirements/dev.lock
 	$(BIN)/uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.10 requirements/codegen.in -o requirements/codegen.lock
 
+chaos: .venv/ready ## Ten minutes of faults on a mesh of the fake engine (SEED=1)
+	@$(BIN)/enginemesh chaos --minutes 10 --seed $(or $(SEED),1)
+
 bench-cpu: .venv/ready ## Measure the mesh against its own engine on this CPU (PROFILE=exact|fast)
 	@$(BIN)/python -m benchmarks.cpu --profile $(or $(PROFILE),exact)
 
