@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,6 +18,7 @@ from mesh.bus.builds import BuildQueue
 from mesh.bus.connection import UNREACHABLE
 from mesh.errors import BuildCancelledError, BuildError, MeshError, NotFoundError
 from mesh.model_file import ModelFile
+from mesh.waiting import wait_until_set
 
 if TYPE_CHECKING:
     from google.longrunning import operations_pb2
@@ -158,8 +158,7 @@ class RunningBuild:
             if hold is not Hold.HELD:
                 return hold
             await asyncio.sleep(PROGRESS_INTERVAL_S)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._has_news.wait(), self._hold_interval_s - PROGRESS_INTERVAL_S)
+            await wait_until_set(self._has_news, self._hold_interval_s - PROGRESS_INTERVAL_S)
 
     async def _after_stop(self, hold: Hold) -> None:
         if hold is Hold.LOST:

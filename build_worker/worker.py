@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import platform
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from mesh.bus.index import EngineIndex
 from mesh.bus.leases import WORKER, Leases
 from mesh.engine_store import EngineStore
 from mesh.object_store import ObjectStore
+from mesh.waiting import wait_until_set
 
 if TYPE_CHECKING:
     from mesh.bus.build_jobs import TakenBuild
@@ -136,8 +136,7 @@ class BuildWorker:
                 )
             except UNREACHABLE as error:
                 log.warning("lease not renewed", error=str(error))
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._has_changed.wait(), self._settings.lease_ttl_s / 3)
+            await wait_until_set(self._has_changed, self._settings.lease_ttl_s / 3)
 
     async def _close(self) -> None:
         try:

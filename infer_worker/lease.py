@@ -11,6 +11,7 @@ import structlog
 
 from enginemesh.v1 import workers_pb2
 from mesh.bus.connection import UNREACHABLE
+from mesh.waiting import wait_until_set
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,10 +66,7 @@ class WorkerLease:
                 is_unreachable = True
             else:
                 is_unreachable = False
-            try:
-                await asyncio.wait_for(self._has_changed.wait(), self._ttl_s / 3)
-            except asyncio.TimeoutError:
-                continue
+            await wait_until_set(self._has_changed, self._ttl_s / 3)
 
     async def release(self) -> None:
         """Ends the lease; if Redis cannot be reached it runs out by itself."""
