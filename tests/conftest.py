@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
+import hypothesis
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -16,6 +17,10 @@ from mesh.bus.connection import connect
 from tests.sample_engine import build_sample_engine
 
 REPOSITORY = Path(__file__).parent.parent
+
+# A loaded machine is slow, which is no fault of what is tested.
+hypothesis.settings.register_profile("mesh", deadline=None)
+hypothesis.settings.load_profile("mesh")
 
 
 @pytest.fixture(scope="session")
