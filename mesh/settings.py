@@ -43,7 +43,7 @@ class MeshSettings(BaseSettings):
     heartbeat_interval_s: float = Field(
         0.25, gt=0, description="Longest silence that a worker keeps on a link"
     )
-    silence_limit_s: float = Field(0.75, gt=0, description="A link silent for this long is taken for dead")
+    silence_limit_s: float = Field(0.65, gt=0, description="A link silent for this long is taken for dead")
     drain_timeout_s: float = Field(30.0, ge=0, description="Grace time after SIGTERM for running streams")
 
 
