@@ -17,6 +17,15 @@ from mesh.bus.connection import connect
 from tests.sample_engine import build_sample_engine
 
 REPOSITORY = Path(__file__).parent.parent
+FIRST_BUILD_LIMIT_S = 600
+
+
+def pytest_collection_modifyitems(items):
+    """The first test that wants the sample engine waits for its download and build."""
+    for item in items:
+        if "smollm2_engine" in item.fixturenames and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(FIRST_BUILD_LIMIT_S))
+
 
 # A loaded machine is slow, which is no fault of what is tested.
 hypothesis.settings.register_profile("mesh", deadline=None)

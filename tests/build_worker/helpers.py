@@ -1,0 +1,29 @@
+"""Runs build tasks in their process, as a worker does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from build_worker.builder_process import run_task
+from build_worker.child_messages import BuildTask
+from mesh.target import detect_cpu
+
+if TYPE_CHECKING:
+    from mesh.manifest import Manifest
+
+KEY = "0" * 64
+
+
+async def build(folder, spec, source, on_progress=lambda _progress: None) -> Manifest:
+    """The manifest of the engine that is built in `folder`/engine."""
+    work, output = folder / "work", folder / "engine"
+    for path in (work, output):
+        path.mkdir(parents=True)
+    task = BuildTask(spec=spec, source=source, target=detect_cpu(), build_key=KEY, work=work, output=output)
+    return (await run_task(task, on_progress)).manifest
+
+
+def build_now(*arguments) -> Manifest:
+    """Like build, for tests and fixtures that don't run in an event loop."""
+    return asyncio.run(build(*arguments))

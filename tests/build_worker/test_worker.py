@@ -1,0 +1,312 @@
+"""Build workers on real servers: builds end, once, and leave nothing half made."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+from google.rpc import code_pb2, error_details_pb2
+from opentelemetry import trace
+
+from build_worker.worker import BuildWorker
+from enginemesh.v1 import builds_pb2, workers_pb2
+from mesh import build_operation, telemetry
+from mesh.bus import keys
+from mesh.bus.builds import BuildQueue
+from mesh.bus.index import EngineIndex
+from mesh.bus.leases import WORKER, Leases
+from mesh.engine_store import EngineStore
+from mesh.errors import UnavailableError
+from mesh.object_store import ObjectStore
+from mesh.settings import BuildWorkerSettings
+from mesh.target import detect_cpu
+from tests.conditions import until
+
+HUGE_BYTES = 200 << 30
+"""A file without content of this size takes minutes to read."""
+
+STAGES = ["fetch", "convert", "quantise", "compile", "publish"]
+
+
+@pytest.fixture
+def environment(redis, valkey, store_settings, tmp_path, monkeypatch):
+    """Settings of a worker of kind fake, also as environment; its source folder is `tmp_path`."""
+    values = {
+        **valkey.settings,
+        **store_settings,
+        "ENGINEMESH_KINDS": "fake",
+        "ENGINEMESH_SOURCE_ROOTS": str(tmp_path),
+        "ENGINEMESH_LEASE_TTL_S": "1.5",
+        "ENGINEMESH_DRAIN_TIMEOUT_S": "0.2",
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    return values
+
+
+@pytest.fixture
+async def worker(environment):
+    """A build worker in this process."""
+    stop = asyncio.Event()
+    running = asyncio.ensure_future(BuildWorker(BuildWorkerSettings(worker_id="b1"), detect_cpu()).run(stop))
+    yield running
+    stop.set()
+    await running
+
+
+@pytest.fixture
+def start_worker(environment, tmp_path):
+    """Starts build workers in processes of their own."""
+    started = []
+
+    def start(worker_id):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "build_worker.main"],
+            env={**os.environ, **environment, "ENGINEMESH_WORKER_ID": worker_id},
+            cwd=tmp_path,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def queue(redis):
+    return BuildQueue(redis)
+
+
+@pytest.fixture
+def store(environment):
+    return EngineStore(ObjectStore.from_settings(BuildWorkerSettings()))
+
+
+@pytest.fixture
+def huge(tmp_path):
+    path = tmp_path / "huge.gguf"
+    with path.open("wb") as file:
+        file.truncate(HUGE_BYTES)
+    return path
+
+
+@pytest.fixture
+def builds_folder(environment, tmp_path):
+    return tmp_path / "data" / "builds"
+
+
+async def create(queue, trace_context=("", ""), **fields):
+    spec = builds_pb2.ModelSpec(**{"model": "m", "kind": "fake", **fields})
+    operation = await queue.create(spec, detect_cpu().to_proto(), trace_context=trace_context)
+    return operation.name.removeprefix("operations/")
+
+
+async def until_it_reads(queue, build_id):
+    """Waits until the build's process reads its source."""
+
+    async def reads():
+        metadata = build_operation.metadata_of(await queue.get(build_id))
+        return metadata.detail == "reading weights"
+
+    await until(reads)
+
+
+def children(process_id=None):
+    found = psutil.Process(process_id).children()
+    return [child for child in found if "build_worker.build_child" in child.cmdline()]
+
+
+async def test_built_engine_is_in_store_and_index(worker, queue, redis, store, builds_folder):
+    ended = await queue.wait(await create(queue))
+
+    result = build_operation.result_of(ended)
+    record = store.record(result.engine.removeprefix("engines/"))
+    assert not result.cached
+    assert result.size_bytes == record.manifest.size
+    assert store.find_build(result.build_key) == record.digest
+    assert record.manifest.target == detect_cpu()
+    assert await EngineIndex(redis).engines("m") == [record]
+    assert store.read_file(record.manifest, "script.json", 100) == b"{}"
+    assert list(builds_folder.iterdir()) == []
+    assert await redis.xlen(keys.build_stream(detect_cpu().key, "fake")) == 0
+
+
+async def test_same_build_again_is_answered_from_the_store(worker, queue, redis):
+    first = build_operation.result_of(await queue.wait(await create(queue)))
+    await redis.delete(keys.model_engines("m"))  # the index may have been lost; the store was not
+
+    again = build_operation.result_of(await queue.wait(await create(queue)))
+
+    assert again.cached
+    assert again.engine == first.engine
+    assert len(await EngineIndex(redis).engines("m")) == 1
+
+
+async def test_states_go_forward_through_all_stages(worker, queue):
+    seen = [build_operation.metadata_of(state) async for state in queue.watch(await create(queue))]
+
+    percents = [metadata.progress_percent for metadata in seen]
+    stages = [metadata.stage for metadata in seen]
+    assert stages == sorted(stages)
+    assert percents == sorted(percents)
+    assert (stages[0], stages[-1]) == (builds_pb2.BUILD_STAGE_QUEUED, builds_pb2.BUILD_STAGE_DONE)
+    assert percents[-1] == 100
+    assert seen[-1].worker == "workers/b1"
+    assert seen[-1].create_time == seen[0].create_time
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "words"),
+    [
+        ({"precision": "int8"}, code_pb2.INVALID_ARGUMENT, "spec.precision"),
+        ({"source": "absent"}, code_pb2.INVALID_ARGUMENT, "spec.source"),
+        ({"options": {"slots": "x"}}, code_pb2.INVALID_ARGUMENT, "spec.options.slots"),
+    ],
+)
+async def test_build_that_cannot_be_done_ends_with_a_typed_error(worker, queue, fields, code, words):
+    ended = await queue.wait(await create(queue, **fields))
+
+    assert ended.error.code == code
+    assert ended.error.message.startswith(words)
+    assert ended.error.details[0].Is(error_details_pb2.ErrorInfo.DESCRIPTOR)
+    assert build_operation.metadata_of(ended).stage == builds_pb2.BUILD_STAGE_DONE
+
+
+async def test_unreachable_store_fails_the_build_and_not_the_worker(worker, queue, monkeypatch, store):
+    monkeypatch.setattr(EngineStore, "find_build", _unavailable)
+    failed = await queue.wait(await create(queue))
+    monkeypatch.undo()
+
+    assert failed.error.code == code_pb2.UNAVAILABLE
+    assert build_operation.result_of(await queue.wait(await create(queue))).engine
+
+
+def _unavailable(_store, _key):
+    raise UnavailableError("the store is away", 1.0)
+
+
+async def test_cancelled_build_leaves_nothing_and_the_worker_goes_on(
+    worker, queue, redis, huge, builds_folder
+):
+    build_id = await create(queue, source=str(huge))
+    await until_it_reads(queue, build_id)
+    assert len(children()) == 1
+
+    await queue.cancel(build_id)
+    ended = await queue.wait(build_id)
+
+    assert ended.error.code == code_pb2.CANCELLED
+    assert ended.error.message == "cancelled in stage fetch"
+    assert children() == []
+    assert list(builds_folder.iterdir()) == []
+    assert build_operation.result_of(await queue.wait(await create(queue))).engine
+
+
+async def test_lease_says_what_the_worker_is_and_does(worker, queue, redis, huge):
+    leases = Leases(redis, WORKER)
+
+    async def described():
+        info = (await leases.live()).get("b1")
+        return workers_pb2.Worker.FromString(info) if info else workers_pb2.Worker()
+
+    async def is_idle():
+        return (await described()).state == workers_pb2.WORKER_STATE_READY
+
+    async def is_busy():
+        return (await described()).slots_used == 1
+
+    await until(is_idle)
+    idle = await described()
+    build_id = await create(queue, source=str(huge))
+    await until(is_busy)
+    await queue.cancel(build_id)
+
+    assert idle.name == "workers/b1"
+    assert idle.role == workers_pb2.WORKER_ROLE_BUILD
+    assert list(idle.kinds) == ["fake"]
+    assert idle.target.key == detect_cpu().key
+
+
+async def test_one_build_is_one_trace_without_gaps(worker, queue, spans):
+    with trace.get_tracer("test").start_as_current_span("call") as call:
+        context = telemetry.inject()
+    build_id = await create(queue, context)
+    await queue.wait(build_id)
+    await until(lambda: any(span.name == "build" for span in spans.get_finished_spans()))
+
+    found = {span.name: span for span in spans.get_finished_spans()}
+    build = found["build"]
+    stages = [found[name] for name in STAGES]
+    assert build.kind == trace.SpanKind.CONSUMER
+    assert build.parent.span_id == call.get_span_context().span_id
+    assert build.attributes["enginemesh.build"] == build_id
+    assert {stage.parent.span_id for stage in stages} == {build.context.span_id}
+    assert {span.context.trace_id for span in (build, *stages)} == {call.get_span_context().trace_id}
+    covered = sum(stage.end_time - stage.start_time for stage in stages)
+    assert covered > 0.8 * (build.end_time - build.start_time)
+
+
+async def test_failed_stage_says_so_in_the_trace(worker, queue, spans):
+    await queue.wait(await create(queue, source="absent"))
+    await until(lambda: any(span.name == "build" for span in spans.get_finished_spans()))
+
+    found = {span.name: span for span in spans.get_finished_spans()}
+    assert not found["fetch"].status.is_ok
+    assert not found["build"].status.is_ok
+    assert found["build"].attributes["error.type"] == "ChildError"
+    assert "convert" not in found
+
+
+async def test_sigterm_gives_a_long_build_back_to_the_next_worker(start_worker, queue, redis, huge):
+    first = start_worker("first")
+    build_id = await create(queue, source=str(huge))
+    await until_it_reads(queue, build_id)
+    children_of_first = children(first.pid)
+
+    first.send_signal(signal.SIGTERM)
+    await asyncio.to_thread(first.wait)
+    given_back = build_operation.metadata_of(await queue.get(build_id))
+    huge.write_bytes(b"")  # short enough now to end
+    start_worker("second")
+    ended = await queue.wait(build_id)
+
+    assert first.returncode == 0
+    assert given_back.stage == builds_pb2.BUILD_STAGE_QUEUED
+    assert not given_back.worker
+    assert not any(child.is_running() for child in children_of_first)
+    assert build_operation.result_of(ended).engine
+    assert build_operation.metadata_of(ended).worker == "workers/second"
+    assert "first" not in await Leases(redis, WORKER).live()
+
+
+async def test_build_of_a_killed_worker_runs_on_another(start_worker, queue, huge, builds_folder):
+    first = start_worker("first")
+    build_id = await create(queue, source=str(huge))
+    await until_it_reads(queue, build_id)
+    (child,) = children(first.pid)
+
+    first.kill()
+    first.wait()
+    await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, limit_s=5.0)
+    huge.write_bytes(b"")
+    start_worker("second")
+    ended = await queue.wait(build_id)
+
+    assert build_operation.result_of(ended).engine
+    assert build_operation.metadata_of(ended).worker == "workers/second"
+    await until(lambda: list(builds_folder.iterdir()) == [])
+
+
+async def test_unknown_kind_is_refused_at_the_start(environment, monkeypatch, start_worker):
+    environment["ENGINEMESH_KINDS"] = "fake,abacus"
+
+    process = start_worker("b1")
+
+    assert await asyncio.to_thread(process.wait) != 0
