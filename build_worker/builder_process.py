@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -71,8 +72,9 @@ async def run_task(
             process.stdin.close()
             outcome = await _read_outcome(pipe, on_progress)
         finally:
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)
             status = await process.wait()
     if isinstance(outcome, Failed):
         raise ChildError(status_pb2.Status.FromString(outcome.status))
