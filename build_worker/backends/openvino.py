@@ -64,8 +64,9 @@ class OpenVinoBuilder:
 
     def tool_versions(self) -> dict[str, str]:
         """See Builder."""
-        tools = installed_versions("nncf", "gguf", "tokenizers", "openvino-tokenizers", "optimum-intel")
-        return {**self.runtime_versions(), **tools, "recipe": RECIPE}
+        tools = installed_versions("nncf", "gguf", "tokenizers", "openvino-tokenizers")
+        exporters = installed_versions("optimum-intel", "torch", "transformers")
+        return {**self.runtime_versions(), **tools, **exporters, "recipe": RECIPE}
 
     def build(self, job: BuildInput, report: Report) -> EngineTraits:
         """See Builder."""

@@ -12,6 +12,8 @@ import pytest
 from build_worker.backends.openvino import OpenVinoBuilder
 from build_worker.backends.openvino_sources import open_source
 from build_worker.builder_process import ChildError
+from build_worker.gguf_model import GgufModel
+from build_worker.gguf_tokenizer import make_tokenizer
 from build_worker.stages import Stage
 from mesh import capabilities
 from mesh.errors import InvalidFieldError, PreconditionError
@@ -170,6 +172,31 @@ def test_folder_of_safetensors_without_optimum_says_what_to_install(openvino_fol
 
     with pytest.raises(PreconditionError, match="extra `openvino-export`"):
         open_source(openvino_folder).convert(tmp_path, tmp_path, ignore)
+
+
+async def test_folder_of_safetensors_is_exported(tiny, tmp_path):
+    pytest.importorskip("optimum.intel", reason="needs the extra `openvino-export`")
+    import transformers
+
+    tokenizer = make_tokenizer(GgufModel(tiny))
+    config = transformers.LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=HIDDEN,
+        intermediate_size=256,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=KV_HEADS,
+        max_position_embeddings=CONTEXT,
+        eos_token_id=2,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "hub")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / "hub")
+
+    manifest = await build(tmp_path / "build", SPEC, tmp_path / "hub")
+
+    assert manifest.precision == "int8"
+    assert manifest.max_seq_len == CONTEXT
+    assert manifest.tokenizer.eos_token_ids == (2,)
 
 
 def test_folder_of_pickles_is_refused(openvino_folder, tmp_path):
