@@ -52,9 +52,9 @@ class Streams:
             model=self._model, prompt=prompt, sampling=sampling, return_token_ids=True, **fields
         )
 
-    async def run(self, prompt: str, max_tokens: int) -> Stream:
-        """One answer, read to its end."""
-        stream = Stream()
+    async def run(self, prompt: str, max_tokens: int, stream: Stream | None = None) -> Stream:
+        """One answer, read to its end; `stream` shows what came so far."""
+        stream = stream or Stream()
         self.running.append(stream)
         last = 0.0
         async for message in self.stub.Generate(self.request(prompt, max_tokens), timeout=CALL_LIMIT_S):

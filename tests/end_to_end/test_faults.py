@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 
+import grpc
 import psutil
 import pytest
 from rich.console import Console
@@ -15,7 +16,7 @@ from enginemesh.v1 import workers_pb2
 from mesh.bus.connection import connect
 from mesh.model_file import ModelFile
 from tests.conditions import until
-from tests.end_to_end.streams import Streams
+from tests.end_to_end.streams import Stream, Streams
 
 MODEL = ModelFile(model="fake", kind="fake", max_batch_size=64, options={"step_ms": "10"})
 WORKERS = 2
@@ -131,3 +132,42 @@ async def test_requests_survive_a_redis_that_lost_its_data(mesh, streams):
     await redis.aclose()
     assert [answer.tokens for answer in await asyncio.gather(*tasks)] == expected
     await nothing_is_left(mesh)
+
+
+async def test_a_rolling_restart_under_load_loses_nothing(mesh, streams):
+    """Every worker, then the gateway, is asked to stop in turn; clients that are told to retry do."""
+    expected = dict(zip(PROMPTS, await undisturbed(streams), strict=True))
+    is_over = asyncio.Event()
+    answered = []
+
+    async def keep_asking(prompt):
+        while not is_over.is_set():
+            stream = Stream()
+            try:
+                answer = await streams.run(prompt, LENGTH, stream)
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.UNAVAILABLE or stream.tokens:
+                    raise  # a stream that had begun was cut
+                await asyncio.sleep(0.05)
+                continue
+            assert answer.tokens == expected[prompt]
+            answered.append(prompt)
+
+    asking = [asyncio.ensure_future(keep_asking(prompt)) for prompt in PROMPTS[:12]]
+    for worker in ready_workers(mesh):
+        os.kill(worker.process_id, signal.SIGTERM)
+        await until(lambda gone=worker: len(others(mesh, gone)) == WORKERS, 60)
+    gateway = mesh.processes["gateway"]
+    old = gateway.process_id
+    os.kill(old, signal.SIGTERM)
+    await until(lambda: gateway.process_id not in (None, old), 60)
+    before = len(answered)
+    await until(lambda: len(answered) > before + len(asking), 60)
+    is_over.set()
+    await asyncio.gather(*asking)
+    await nothing_is_left(mesh)
+
+
+def others(mesh, gone):
+    """Ready workers but for one that was asked to stop."""
+    return [worker for worker in ready_workers(mesh) if worker.process_id != gone.process_id]
