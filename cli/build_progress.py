@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from cli.failures import from_status
-from cli.operations import metadata_of, result_of
 from cli.tables import enum_word
 from enginemesh.v1 import builds_pb2
+from mesh.build_operation import metadata_of, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

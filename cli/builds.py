@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from google.longrunning import operations_pb2
 
 from cli.client import CALL_TIMEOUT_S, PAGE_SIZE
-from cli.operations import metadata_of, result_of
 from cli.options import GatewayOption, JsonOption, connect
 from cli.tables import age, bare, enum_word, print_json, print_table
 from enginemesh.v1.builds_pb2 import BuildStage
+from mesh.build_operation import metadata_of, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
