@@ -107,6 +107,18 @@ async def test_cancelled_task_leaves_no_process(fetch_huge, roots):
     assert children() == []
 
 
+async def test_threads_are_limited_by_the_setting(fetch_huge, roots):
+    seen = []
+    running = asyncio.ensure_future(run_task(fetch_huge, seen.append, {**roots, "ENGINEMESH_THREADS": "1"}))
+    await until(lambda: seen)
+
+    assert len(children()[0].cpu_affinity()) == 1
+
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
 async def test_killed_process_is_a_failed_build_that_says_so(fetch_huge, roots):
     seen = []
     running = asyncio.ensure_future(run_task(fetch_huge, seen.append, roots))

@@ -14,10 +14,13 @@ from google.rpc import code_pb2, error_details_pb2
 from opentelemetry import trace
 
 from build_worker.worker import BuildWorker
+from cli.embedded import start_valkey
 from enginemesh.v1 import builds_pb2, workers_pb2
 from mesh import build_operation, telemetry
 from mesh.bus import keys
+from mesh.bus.build_jobs import BuildConsumer
 from mesh.bus.builds import BuildQueue
+from mesh.bus.connection import connect
 from mesh.bus.index import EngineIndex
 from mesh.bus.leases import WORKER, Leases
 from mesh.engine_store import EngineStore
@@ -302,6 +305,51 @@ async def test_build_of_a_killed_worker_runs_on_another(start_worker, queue, hug
     assert build_operation.result_of(ended).engine
     assert build_operation.metadata_of(ended).worker == "workers/second"
     await until(lambda: list(builds_folder.iterdir()) == [])
+
+
+async def test_build_goes_on_while_redis_restarts(environment, tmp_path, monkeypatch, huge):
+    own = start_valkey(tmp_path / "valkey")
+    monkeypatch.setenv("ENGINEMESH_REDIS_URL", own.settings["ENGINEMESH_REDIS_URL"])
+    settings = BuildWorkerSettings(worker_id="b1")
+    stop = asyncio.Event()
+    running = asyncio.ensure_future(BuildWorker(settings, detect_cpu()).run(stop))
+    client = connect(settings.redis_url)
+    queue = BuildQueue(client)
+    build_id = await create(queue, source=str(huge))
+    await until_it_reads(queue, build_id)
+    (child,) = children()
+
+    await asyncio.to_thread(own.stop)
+    port = int(settings.redis_url.rpartition(":")[2].partition("/")[0])
+    own = await asyncio.to_thread(start_valkey, tmp_path / "valkey", port)
+    before = build_operation.metadata_of(await queue.get(build_id)).update_time
+
+    async def has_news():
+        return build_operation.metadata_of(await queue.get(build_id)).update_time != before
+
+    await until(has_news)
+    assert child.is_running()
+    await queue.cancel(build_id)
+    assert (await queue.wait(build_id)).error.code == code_pb2.CANCELLED
+    stop.set()
+    await running
+    await client.aclose()
+    own.stop()
+
+
+async def test_build_that_takes_its_workers_down_is_given_up(redis, environment, queue):
+    build_id = await create(queue)
+    for name in ("dead-1", "dead-2", "dead-3"):
+        victim = BuildConsumer(redis, detect_cpu().key, ["fake"], name, claim_idle_s=0.0)
+        assert await victim.take(0.01) is not None
+
+    stop = asyncio.Event()
+    running = asyncio.ensure_future(BuildWorker(BuildWorkerSettings(worker_id="b1"), detect_cpu()).run(stop))
+    ended = await queue.wait(build_id)
+    stop.set()
+    await running
+
+    assert ended.error.message == "3 build workers died over this build"
 
 
 async def test_unknown_kind_is_refused_at_the_start(environment, monkeypatch, start_worker):
