@@ -62,12 +62,12 @@ class AdmittedRequest:
 
     Attributes:
         sampling: With max_tokens resolved.
-        engine: The only engine that may run it, or empty.
+        engines: Digests of those that can run it.
+        engine: The one in whose queue it must wait, as others would take it in vain; or empty.
     """
 
-    checked: CheckedRequest
-    prompt_ids: Sequence[int]
     sampling: sampling_pb2.SamplingParams
+    engines: frozenset[str]
     engine: str
 
 
@@ -112,7 +112,8 @@ def check(request: inference_pb2.GenerateRequest, max_prompt_bytes: int) -> Chec
 def admit(checked: CheckedRequest, prompt_ids: Sequence[int], engines: Sequence[Manifest]) -> AdmittedRequest:
     """Checks a request against the engines that it may run on, and settles how long it may become.
 
-    If only some engines can run it, it is pinned to the one that holds the longest sequences.
+    If only some engines can run it, it waits for the one that holds the longest sequences. Without
+    max_tokens the answer may fill the shortest engine that takes the prompt, so that any of them may run it.
 
     Args:
         checked: From `check`.
@@ -136,13 +137,16 @@ def admit(checked: CheckedRequest, prompt_ids: Sequence[int], engines: Sequence[
             capability=capability,
         )
     longest = max(able, key=lambda engine: engine.max_seq_len)
-    sampling = _resolve_length(checked, len(prompt_ids), longest.max_seq_len)
+    limit = longest.max_seq_len
+    if not checked.sampling.HasField("max_tokens"):
+        limit = min((e.max_seq_len for e in able if e.max_seq_len > len(prompt_ids)), default=limit)
+    sampling = _resolve_length(checked, len(prompt_ids), limit)
     total = len(prompt_ids) + sampling.max_tokens
-    fitting = [engine for engine in able if engine.max_seq_len >= total]
+    fitting = frozenset(engine.digest for engine in able if engine.max_seq_len >= total)
     pinned = checked.engine
     if not pinned and len(fitting) < len(engines):
         pinned = longest.digest
-    return AdmittedRequest(checked, prompt_ids, sampling, pinned)
+    return AdmittedRequest(sampling, fitting, pinned)
 
 
 def _resolve_length(checked: CheckedRequest, prompt_tokens: int, limit: int) -> sampling_pb2.SamplingParams:
@@ -173,7 +177,7 @@ def _needed_capabilities(sampling: sampling_pb2.SamplingParams) -> dict[str, str
     """What an engine must be able to do, and the field that asks for it."""
     needed = {}
     if sampling.HasField("logprobs"):
-        needed[capabilities.LOGPROBS] = "logprobs"
+        needed[capabilities.TOP_LOGPROBS if sampling.logprobs else capabilities.LOGPROBS] = "logprobs"
     if sampling.HasField("seed"):
         needed[capabilities.SEED] = "seed"
     for field, neutral in NO_PENALTY.items():

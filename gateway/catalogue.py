@@ -32,11 +32,13 @@ class ServedModel:
     Attributes:
         engines: By digest.
         tokenizer: Shared by all of them.
+        indexed: Digests of all its engines, those of other vocabularies included.
     """
 
     name: str
     engines: dict[str, Manifest]
     tokenizer: ModelTokenizer
+    indexed: frozenset[str]
 
     def engines_for(self, engine: str) -> list[Manifest]:
         """The engines that a request may run on: the one that it names, or all.
@@ -63,7 +65,7 @@ class Catalogue:
         self._index = index
         self._store = store
         self._models: dict[str, ServedModel] = {}
-        self._loading = asyncio.Lock()
+        self._locks: dict[str, asyncio.Lock] = {}
 
     async def model(self, name: str) -> ServedModel:
         """One model.
@@ -73,15 +75,7 @@ class Catalogue:
             UnavailableError: the store or the index cannot be reached.
         """
         known = self._models.get(name)
-        if known is not None:
-            return known
-        async with self._loading:
-            if name not in self._models:
-                records = await self._index.engines(name)
-                if not records:
-                    raise NotFoundError("model", name, f"no model named {name!r}: it has no engine")
-                self._models[name] = await self._load(name, records)
-            return self._models[name]
+        return known if known is not None else await self._update(name)
 
     async def names(self) -> list[str]:
         """All models that have an engine."""
@@ -116,17 +110,29 @@ class Catalogue:
                 await asyncio.sleep(RETRY_DELAY_S)
 
     async def _refresh(self) -> None:
-        by_model: dict[str, list[EngineRecord]] = {}
-        for record in await self._index.engines():
-            by_model.setdefault(record.manifest.model, []).append(record)
-        for name in self._models.keys() - by_model.keys():
-            del self._models[name]
-        for name, records in by_model.items():
-            known = self._models.get(name)
-            if known is None or known.engines.keys() != {record.digest for record in records}:
-                self._models[name] = await self._load(name, records)
+        for name in {*self._models, *await self._index.models()}:
+            try:
+                await self._update(name)
+            except NotFoundError:
+                continue  # its last engine is gone
+            except MeshError as error:  # one broken model must not hide the others
+                log.warning("model not loaded", model=name, error=error.message)
 
-    async def _load(self, name: str, records: list[EngineRecord]) -> ServedModel:
+    async def _update(self, name: str) -> ServedModel:
+        """Makes what is known of a model agree with the index; one caller at a time for each model."""
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            records = await self._index.engines(name)
+            if not records:
+                self._models.pop(name, None)
+                self._locks.pop(name, None)
+                raise NotFoundError("model", name, f"no model named {name!r}: it has no engine")
+            digests = frozenset(record.digest for record in records)
+            known = self._models.get(name)
+            if known is None or known.indexed != digests:
+                known = self._models[name] = await self._load(name, records, digests)
+            return known
+
+    async def _load(self, name: str, records: list[EngineRecord], digests: frozenset[str]) -> ServedModel:
         newest = max(records, key=lambda record: (record.create_time, record.digest)).manifest
         file = newest.file(newest.tokenizer.file)
         same_vocabulary = {
@@ -140,4 +146,4 @@ class Catalogue:
             self._store.read_file, newest, newest.tokenizer.file, TOKENIZER_LIMIT_BYTES
         )
         tokenizer = await asyncio.to_thread(ModelTokenizer, data, newest.tokenizer)
-        return ServedModel(name, same_vocabulary, tokenizer)
+        return ServedModel(name, same_vocabulary, tokenizer, digests)

@@ -12,7 +12,7 @@ from gateway.session import State
 from mesh import metrics, semconv, telemetry
 from mesh.bus import keys
 from mesh.bus.connection import UNREACHABLE
-from mesh.errors import DeadlineError
+from mesh.errors import DeadlineError, MeshError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -116,6 +116,12 @@ class Dispatcher:
             self._begin_wait(session, asyncio.get_running_loop().time())
             self._spawn(self._enqueue(session))
 
+    def redirect(self, session: Session, engine: str) -> None:
+        """Queues a request for one engine, after a worker whose engine cannot run it took its entry."""
+        session.engine = engine
+        session.ticket = None
+        self._spawn(self._enqueue(session))
+
     async def audit(self) -> None:
         """Queues again, for ever, what Redis lost: requests that no worker claimed and no stream holds.
 
@@ -133,7 +139,8 @@ class Dispatcher:
                 continue
             for session, is_present, ticket in zip(waiting, present, tickets, strict=True):
                 if not is_present and session.state is State.QUEUED and session.ticket is ticket:
-                    log.warning("queue lost a request", request=session.request_id)
+                    # Redis lost it, or a worker gave it back under another id; either way this is harmless.
+                    log.debug("entry is not where it was", request=session.request_id)
                     await self._enqueue(session)
 
     async def close(self) -> None:
@@ -142,6 +149,13 @@ class Dispatcher:
             await asyncio.wait(self._tasks, timeout=1)
 
     async def _enqueue(self, session: Session) -> None:
+        try:
+            await self._add_to_queue(session)
+        except Exception as error:  # whatever it is, the request must not wait for its deadline
+            log.exception("request not queued", request=session.request_id)
+            session.fail(MeshError(f"the request could not be queued: {type(error).__name__}"))
+
+    async def _add_to_queue(self, session: Session) -> None:
         loop = asyncio.get_running_loop()
         attempt = session.attempt
         payload = session.queued_request(self._gateway_id, self._gateway_address).SerializeToString()
@@ -157,7 +171,7 @@ class Dispatcher:
                 continue
             if self._is_waiting(session, attempt):
                 session.ticket = ticket
-            elif session.state is State.ENDED:
+            elif session.state is State.ENDED or session.error is not None:
                 # It ended while its entry was on the way. (A worker may also have been quicker than
                 # Redis's answer; then it owns the entry.)
                 await self._producer.withdraw(ticket)
@@ -172,15 +186,11 @@ class Dispatcher:
         self._begin_queue_span(session)
 
     def _is_waiting(self, session: Session, attempt: int) -> bool:
-        return session.state is State.QUEUED and session.attempt == attempt
+        return session.state is State.QUEUED and session.attempt == attempt and session.error is None
 
     def _expire(self, session: Session) -> None:
         where = "in the queue" if session.state is State.QUEUED else "while it ran"
-        session.fail(
-            DeadlineError(
-                f"the deadline passed {where}", where=session.state.value, tokens_sent=session.taken
-            )
-        )
+        session.fail(DeadlineError(f"the deadline passed {where}", where=session.state.value))
 
     def _begin_queue_span(self, session: Session) -> None:
         if not session.span.is_recording():

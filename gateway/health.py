@@ -33,6 +33,7 @@ class Health:
         self._catalogue = catalogue
         self._fleet = fleet
         self._is_draining = False
+        self._models: set[str] = set()
 
     async def open(self) -> None:
         """Says that this process serves."""
@@ -44,7 +45,8 @@ class Health:
         while not self._is_draining:
             try:
                 serving = await self._fleet.serving()
-                for model in await self._catalogue.names():
+                self._models.update(await self._catalogue.names())
+                for model in self._models:
                     await self.servicer.set(model, SERVING if model in serving else NOT_SERVING)
             except UNREACHABLE:
                 pass  # nothing is known anew; what was said last stands

@@ -58,6 +58,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._dispatcher = dispatcher
         self._settings = settings
         self.is_draining = False
+        self._calls = 0
         self._writing: dict[Session, _Write] = {}
 
     async def Generate(  # type: ignore[override]  # it writes to the context; the stub knows iterators only
@@ -69,7 +70,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request_trace = RequestTrace(_parent(context), arrived)
         session: Session | None = None
         error: BaseException | None = None
+        self._calls += 1
         try:
+            admission.check_capacity(self._calls - 1, self._settings.max_requests)
             with request_trace.admission():
                 session = await self._admit(request, Timeline(arrived), _client(context))
             request_trace.admitted(session)
@@ -80,6 +83,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             error = raised
             raise
         finally:
+            self._calls -= 1
             # Also runs while a cancelled call is torn down: `end` takes back what the mesh still holds.
             if session is not None:
                 self._dispatcher.end(session)
@@ -90,7 +94,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> Session:
         if self.is_draining:
             raise UnavailableError("this gateway is shutting down; ask another", retry_after_s=1.0)
-        admission.check_capacity(len(self._dispatcher.table), self._settings.max_requests)
         checked = admission.check(request, self._settings.max_prompt_bytes)
         model = await self._catalogue.model(checked.model)
         engines = model.engines_for(checked.engine)
@@ -109,6 +112,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             client=client,
             priority=checked.priority,
             engine=admitted.engine,
+            engines=admitted.engines,
             return_token_ids=request.return_token_ids,
             max_attempts=self._settings.max_attempts,
         )
@@ -155,8 +159,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             if delta is not None:
                 write.since = loop.time()
                 await context.write(response(delta=delta))
-        session.timeline.ended = loop.time()
-        await context.write(response(finished=session.finished(session.timeline.ended)))
+        write.since = loop.time()
+        await context.write(response(finished=session.finished(write.since)))
 
     def _timeout_s(self, context: Context) -> float:
         remaining = context.time_remaining()

@@ -6,22 +6,22 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+import grpc
 import structlog
 
 from enginemesh.internal.v1 import link_pb2, link_pb2_grpc, step_pb2
 from gateway.request_table import LinkSessions
 from mesh import metrics
-from mesh.errors import InvalidFieldError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-    import grpc
 
     from gateway.dispatcher import Dispatcher
     from gateway.session import Session
 
 log = structlog.get_logger(__name__)
+
+HELLO_LIMIT_S = 5.0
 
 
 class Link:
@@ -92,9 +92,14 @@ class LinksServicer(link_pb2_grpc.LinksServicer):
     ) -> None:
         """Runs one link until either end closes it or it falls silent."""
         loop = asyncio.get_running_loop()
-        first = await anext(aiter(request_iterator), None)
+        try:
+            first = await asyncio.wait_for(anext(aiter(request_iterator), None), HELLO_LIMIT_S)
+        except asyncio.TimeoutError:
+            first = None
         if first is None or not first.HasField("hello"):
-            raise InvalidFieldError("hello", "the first message of a link must be a hello")
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "hello: must be the first message of a link"
+            )
         link = Link(first.hello, loop.time())
         reading = asyncio.ensure_future(self._read(link, request_iterator))
         self._links[link.sessions] = (link, reading)
@@ -102,17 +107,16 @@ class LinksServicer(link_pb2_grpc.LinksServicer):
         log.info("link up", worker=link.sessions.worker_id)
         writing = asyncio.ensure_future(self._write(link, context))
         try:
-            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if not task.cancelled() and (error := task.exception()):
+                    log.error("link failed", worker=link.sessions.worker_id, exc_info=error)
         finally:
             for task in (reading, writing):
                 task.cancel()
             del self._links[link.sessions]
             metrics.LINKS_ACTIVE.add(-1)
             self._lose(link)
-
-    def links(self) -> list[LinkSessions]:
-        """Every link and what runs on it."""
-        return list(self._links)
 
     async def watch(self) -> None:
         """Drops links that fall silent, for ever."""
@@ -170,6 +174,8 @@ class LinksServicer(link_pb2_grpc.LinksServicer):
             handle = self._table.claim(link.sessions, key.request_id, key.attempt)
             if handle is None:
                 link.refuse(key)
+                if session := self._table.misplaced(link.sessions, key.request_id, key.attempt):
+                    self._dispatcher.redirect(session, min(session.engines))
             else:
                 link.confirm(key, handle)
                 self._dispatcher.claimed(link.sessions.by_handle[handle])

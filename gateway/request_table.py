@@ -73,12 +73,21 @@ class RequestTable:
         session = self._sessions.get(request_id)
         if session is None or session.state is not State.QUEUED or session.attempt != attempt:
             return None
+        if link.engine not in session.engines:
+            return None
         link.last_handle += 1
         session.state, session.link, session.handle = State.RUNNING, link, link.last_handle
         session.ticket = None
         session.worker_id, session.worker_engine = link.worker_id, link.engine
         link.by_handle[session.handle] = session
         return session.handle
+
+    def misplaced(self, link: LinkSessions, request_id: str, attempt: int) -> Session | None:
+        """The request whose claim was refused only because this link's engine cannot run it."""
+        session = self._sessions.get(request_id)
+        if session is None or session.state is not State.QUEUED or session.attempt != attempt:
+            return None
+        return session if link.engine not in session.engines else None
 
     def take_step(self, link: LinkSessions, step: step_pb2.StepOutput) -> StepResult:
         """Gives a frame's tokens and ends to its requests; rows of ended requests are ignored."""
@@ -109,7 +118,10 @@ class RequestTable:
 
     def next_attempt(self, session: Session) -> bool:
         """Prepares a request to run elsewhere; False if it has ended or has no attempt left."""
-        return session.state is not State.ENDED and session.begin_attempt()
+        if session.state is State.ENDED or session.error is not None or not session.begin_attempt():
+            return False
+        session.state = State.QUEUED
+        return True
 
     def lose(self, link: LinkSessions) -> list[Session]:
         """A link broke or fell silent: the requests that must go on elsewhere, already QUEUED again."""
@@ -125,7 +137,8 @@ class RequestTable:
             del session.link.by_handle[session.handle]
             leftover = Leftover(link=session.link, handle=session.handle)
         session.state, session.ticket, session.link = State.ENDED, None, None
-        self._sessions.pop(session.request_id, None)
+        if self._sessions.get(session.request_id) is session:  # not one whose name was refused
+            del self._sessions[session.request_id]
         if not self._sessions:
             self._is_empty.set()
         return leftover
@@ -141,7 +154,3 @@ class RequestTable:
     def queued(self) -> list[Session]:
         """Requests that no worker has claimed."""
         return [session for session in self._sessions.values() if session.state is State.QUEUED]
-
-    def sessions(self) -> list[Session]:
-        """All requests."""
-        return list(self._sessions.values())

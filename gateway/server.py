@@ -84,6 +84,7 @@ class Gateway:
         self.health = Health(SERVICES, self.catalogue, self.fleet)
         self.table = RequestTable()
         self._background: list[asyncio.Task[None]] = []
+        self.has_failed = asyncio.Event()
         self.port = 0
 
     async def start(self) -> None:
@@ -93,7 +94,7 @@ class Gateway:
             RuntimeError: a port is taken.
         """
         settings = self._settings
-        self._link_server = grpc.aio.server(options=transport.server_options(settings.max_message_bytes))
+        self._link_server = grpc.aio.server(options=transport.server_options(transport.LINK_MESSAGE_BYTES))
         link_port = self._link_server.add_insecure_port(f"{settings.link_host}:{settings.link_port}")
         producer = RequestProducer(self._redis)
         self.dispatcher = Dispatcher(
@@ -169,4 +170,12 @@ class Gateway:
             await asyncio.sleep(settings.lease_ttl_s / 3)
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
-        self._background.append(asyncio.ensure_future(work))
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(self._note_failure)
+        self._background.append(task)
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        """A loop that ends would be missed only much later; better the whole process is replaced now."""
+        if not task.cancelled() and (error := task.exception()):
+            log.error("background work failed; the gateway stops", exc_info=error)
+            self.has_failed.set()

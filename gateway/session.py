@@ -43,8 +43,6 @@ class Timeline:
     arrived: float
     queued: float = 0.0
     first_token: float = 0.0
-    last_token: float = 0.0
-    ended: float = 0.0
     queue_total: float = 0.0
     """Queue time of all attempts together, in seconds."""
 
@@ -55,6 +53,8 @@ class Session:
 
     Attributes:
         sampling: As the client sent it, with max_tokens resolved.
+        engine: Digest of the only engine whose queue it may wait in; empty: the model's queue.
+        engines: Digests of the engines that can run it.
         eos_token_ids: End-of-sequence tokens of the model; empty if the request ignores them.
         token_ids: Every token generated, over all attempts.
         attempt_base: How many of token_ids earlier attempts made; frame offsets count from here.
@@ -71,6 +71,7 @@ class Session:
     client: str = ""
     priority: str = "normal"
     engine: str = ""
+    engines: frozenset[str] = frozenset()
     return_token_ids: bool = False
     max_attempts: int = 3
     traceparent: str = ""
@@ -108,7 +109,7 @@ class Session:
             ids, logprobs = ids[known - offset :], logprobs[known - offset :]
         if ids:
             self.token_ids.extend(ids)
-            if logprobs:
+            if logprobs and self.sampling.HasField("logprobs"):  # a frame has them for all rows or none
                 self.logprobs.extend(logprobs)
             self.wake()
         return True
@@ -138,11 +139,9 @@ class Session:
                 AttemptsExhaustedError(
                     f"{self.attempt} attempts failed; the last was on worker {self.worker_id or 'none'}",
                     attempts=self.attempt,
-                    tokens_sent=self.taken,
                 )
             )
             return False
-        self.state = State.QUEUED
         self.attempt += 1
         self.attempt_base = len(self.token_ids)
         self.finish = None
@@ -190,6 +189,7 @@ class Session:
             MeshError: the request failed; what was generated before was drained by earlier calls.
         """
         if self.error is not None and self.taken == len(self.token_ids):
+            self.error.metadata["tokens_sent"] = str(self.taken)
             raise self.error
         fresh = self.token_ids[self.taken :]
         self.taken += len(fresh)

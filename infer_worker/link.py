@@ -10,14 +10,13 @@ import grpc
 
 from enginemesh.internal.v1 import link_pb2, link_pb2_grpc
 from infer_worker.outbox import Outbox
-from mesh.transport import channel_options
+from mesh.transport import LINK_MESSAGE_BYTES, channel_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Call = grpc.aio.StreamStreamCall[link_pb2.WorkerMessage, link_pb2.GatewayMessage]
 
-MAX_MESSAGE_BYTES = 16 << 20
 CONNECT_LIMIT_S = 2.0
 CLOSE_LIMIT_S = 1.0
 
@@ -59,7 +58,7 @@ class Link:
 
     async def run(self) -> str:
         """Connects and carries messages until the link is lost or closed; returns how it ended."""
-        channel = grpc.aio.insecure_channel(self.address, options=channel_options(MAX_MESSAGE_BYTES))
+        channel = grpc.aio.insecure_channel(self.address, options=channel_options(LINK_MESSAGE_BYTES))
         try:
             call = link_pb2_grpc.LinksStub(channel).Connect()
             await asyncio.wait_for(self._introduce(call), CONNECT_LIMIT_S)

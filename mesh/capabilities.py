@@ -6,7 +6,10 @@ REPRODUCIBLE = "reproducible"
 """A greedy answer is the same token for token: alone, batched, and resumed on another worker."""
 
 LOGPROBS = "logprobs"
-"""Log probabilities of the chosen and of the most likely tokens."""
+"""Log probabilities of the chosen tokens."""
+
+TOP_LOGPROBS = "top_logprobs"
+"""Log probabilities of the most likely tokens beside the chosen one."""
 
 SEED = "seed"
 """Sampling from a seed that the client sets."""

@@ -11,6 +11,9 @@ from typing import Any
 KEEPALIVE_TIME_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 
+LINK_MESSAGE_BYTES = 64 << 20
+"""Largest message of a link, on both ends: a step of all sequences, or a long prompt's tokens sent again."""
+
 ChannelArguments = list[tuple[str, Any]]
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
+from redis.exceptions import ClusterDownError, MasterDownError, OutOfMemoryError, ReadOnlyError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 BLOCK_LIMIT_S = 5.0
 """Longest that a blocking read waits before it asks again."""
 
-UNREACHABLE = (RedisConnectionError, RedisTimeoutError, OSError)
-"""What redis-py raises when the server cannot be reached or does not answer."""
+UNREACHABLE = (
+    *(RedisConnectionError, RedisTimeoutError, OSError),
+    *(ReadOnlyError, OutOfMemoryError, ClusterDownError, MasterDownError),
+)
+"""What redis-py raises when the server cannot be reached, does not answer, or cannot write at present."""
 
 
 def connect(url: str) -> Redis:

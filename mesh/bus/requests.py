@@ -41,6 +41,7 @@ class RequestProducer:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self._is_present = redis.register_script(scripts.IS_PRESENT)
 
     async def add(self, stream: str, payload: bytes, ttl_s: float) -> Ticket:
         """Appends a serialised QueuedRequest that is worthless after `ttl_s` seconds."""
@@ -58,7 +59,7 @@ class RequestProducer:
             return []
         async with self._redis.pipeline(transaction=False) as pipe:
             for ticket in tickets:
-                pipe.xrange(ticket.stream, ticket.entry_id, ticket.entry_id)
+                await self._is_present(keys=[ticket.stream], args=[ticket.entry_id], client=pipe)
             return [bool(found) for found in await pipe.execute()]
 
     async def depth(self, model: str, engines: Iterable[str] = ()) -> int:

@@ -81,6 +81,11 @@ if from ~= to then
 end
 """
 
+IS_PRESENT = """
+-- KEYS: one request stream. ARGV: entry id. Whether the entry is there, without sending what is in it.
+return #redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])
+"""
+
 RENEW_LEASE = """
 -- KEYS: clock, info. ARGV: id, time to live in milliseconds, info.
 local time = redis.call('TIME')

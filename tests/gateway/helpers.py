@@ -65,6 +65,7 @@ def session(request_id: str = "r", *, max_tokens: int = 8, max_attempts: int = 3
         eos_token_ids=frozenset({0}),
         output=OutputStream(DetokenizerFactory(byte_level_tokenizer()).start(), stop),
         timeline=Timeline(arrived=0.0),
+        engines=frozenset({"e", "e1"}),
         max_attempts=max_attempts,
         **more,
     )

@@ -194,6 +194,14 @@ def test_a_long_request_is_pinned_to_the_engine_that_holds_it():
     assert admit(request(sampling={"max_tokens": 50}), 10, short, long).engine == ""
 
 
+def test_a_request_of_any_length_fits_every_engine_that_takes_its_prompt():
+    short, long = engine(100), engine(200)
+    admitted = admit(request(), 10, short, long)
+    assert (admitted.engine, admitted.sampling.max_tokens) == ("", 90)
+    assert admitted.engines == {short.digest, long.digest}
+    assert admit(request(), 150, short, long).engines == {long.digest}
+
+
 @pytest.mark.parametrize(
     ("sampling", "capability"),
     [

@@ -11,6 +11,7 @@ from enginemesh.v1 import inference_pb2, inference_pb2_grpc
 from mesh.bus import keys
 from tests.conditions import until
 from tests.gateway.helpers import ERROR, LENGTH, STOP
+from tests.gateway.scripted_worker import ScriptedWorker
 
 
 @pytest.fixture
@@ -233,13 +234,25 @@ async def test_an_entry_that_redis_lost_is_queued_again(stub, worker, redis):
     assert (await answer)[0] == "y"
 
 
-async def test_a_name_in_flight_is_refused(stub, worker):
-    first = stub.Generate(request(request_id="same"))
-    await worker.take()
+async def test_a_name_in_flight_is_refused_and_its_holder_goes_on(stub, worker):
+    first = asyncio.ensure_future(collect(stub.Generate(request(request_id="same"))))
+    taken = await worker.take()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(stub.Generate(request(request_id="same")))
     assert caught.value.code() == grpc.StatusCode.ALREADY_EXISTS
-    first.cancel()
+    handle = await worker.claim(taken)
+    await worker.send((handle, 0, [*b"y"]), finishes=[(handle, LENGTH)])
+    assert (await first)[0] == "y"
+
+
+async def test_a_worker_whose_engine_cannot_run_a_request_costs_it_nothing(stub, worker, redis):
+    answer = asyncio.ensure_future(collect(stub.Generate(request())))
+    stranger = ScriptedWorker(redis, "stranger", engine="f" * 64)
+    assert await stranger.claim(await stranger.take()) is None
+    await stranger.close()
+    _, handle = await worker.begin()
+    await worker.send((handle, 0, [*b"y"]), finishes=[(handle, LENGTH)])
+    assert (await answer)[1].worker == "workers/w1"
 
 
 @pytest.mark.parametrize(

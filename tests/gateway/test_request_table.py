@@ -5,7 +5,7 @@ import pytest
 from gateway.request_table import LinkSessions, RequestTable
 from gateway.session import State
 from mesh.bus.requests import Ticket
-from mesh.errors import AlreadyExistsError
+from mesh.errors import AlreadyExistsError, DeadlineError
 from tests.gateway.helpers import ERROR, LENGTH, session, step
 
 
@@ -119,3 +119,29 @@ def test_ending_a_finished_request_leaves_nothing(table, link):
     table.take_step(link, step((1, 0, [*b"x"]), finishes=[(1, LENGTH)]))
     leftover = table.end(s)
     assert (leftover.link, leftover.ticket) == (None, None)
+
+
+def test_a_refused_name_leaves_the_request_that_has_it(table, link):
+    first, second = session(), session()
+    table.add(first)
+    with pytest.raises(AlreadyExistsError):
+        table.add(second)
+    table.end(second)
+    assert table.claim(link, "r", 1) == 1
+    assert len(table) == 1
+
+
+def test_an_engine_that_cannot_run_a_request_does_not_get_it(table):
+    s = session()
+    table.add(s)
+    stranger = LinkSessions("w3", "other engine")
+    assert table.claim(stranger, "r", 1) is None
+    assert table.misplaced(stranger, "r", 1) is s
+    assert table.misplaced(stranger, "r", 2) is None
+    assert s.state is State.QUEUED
+
+
+def test_a_request_that_failed_is_not_moved(table, link):
+    s = running(table, link)
+    s.fail(DeadlineError("late"))
+    assert table.lose(link) == []

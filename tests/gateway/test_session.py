@@ -131,3 +131,11 @@ async def test_wait_returns_at_once_when_there_is_news_and_wakes_when_it_comes()
     s.accept(0, list(b"a"), ())
     await asyncio.wait_for(waiting, 5)
     await asyncio.wait_for(s.wait(loop), 5)
+
+
+def test_logprobs_of_other_rows_are_not_passed_on():
+    asked, silent = session(sampling={"logprobs": 0}), session()
+    for one in (asked, silent):
+        one.accept(0, list(b"a"), [inference_pb2.TokenLogprob(token_id=97)])
+    assert len(asked.drain().logprobs) == 1
+    assert len(silent.drain().logprobs) == 0

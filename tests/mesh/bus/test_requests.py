@@ -100,7 +100,7 @@ async def test_entries_of_other_engines_models_and_inboxes_are_left_alone(produc
 async def test_acknowledged_entries_leave_nothing_behind(redis, producer, open_worker):
     # Field case 24: acknowledging alone keeps every entry in the stream for ever.
     worker = await open_worker("w1")
-    for number in range(1000):
+    for number in range(200):
         await producer.add(NORMAL, b"%d" % number, 60)
         entries = await worker.take(4, claim=False)
         await worker.acknowledge(entries)
