@@ -29,8 +29,8 @@ ANSWER_LIMIT_S = 2.0
 """A claim that its gateway has not answered by then is dropped, and others of its requests are left alone
 until it says something: a gateway that stands still must not hold slots that others could use."""
 
-Key = tuple[str, int]
-"""Request id and attempt."""
+Key = tuple[str, str, int]
+"""Gateway's address, request id, attempt; ids are the clients' own, so two gateways may have the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class Intake:
             metrics.ENTRIES_UNREADABLE.add(1)
             self._settle(entry)
             return
-        key = (request.request_id, request.attempt)
+        key = (request.gateway_address, request.request_id, request.attempt)
         if key in self._claims:
             return  # taken again by this worker itself while it waits for the answer
         if self._room() <= 0:
@@ -213,7 +213,7 @@ class Intake:
         if link is None or self._is_standing_still(link):
             return  # it stays unconfirmed, and a later pass finds it
         self._claims[key] = Claim(entry, request, link, time.time_ns() // 1000, self._loop.time())
-        link.outbox.claim(*key)
+        link.outbox.claim(request.request_id, request.attempt)
 
     async def _put_back(self, entry: Entry) -> None:
         try:

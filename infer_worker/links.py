@@ -9,6 +9,7 @@ import structlog
 
 from infer_worker.link import CLOSE_LIMIT_S, Link
 from mesh.bus.connection import UNREACHABLE
+from mesh.waiting import cancel_until_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,15 +84,16 @@ class LinkSet:
             link.close()
         if tasks:
             await asyncio.wait(tasks, timeout=2 * CLOSE_LIMIT_S)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_until_ended(*tasks)
 
     async def _run(self, link: Link) -> None:
         log.info("link opens", gateway=link.address)
         how = "cancelled"
         try:
             how = await link.run()
+        except Exception:
+            how = "failed"
+            log.exception("link failed", gateway=link.address)
         finally:
             log.info("link ended", gateway=link.address, how=how)
             if not link.gateway_id:

@@ -17,6 +17,7 @@ from infer_worker.sequences import SequenceTable
 from mesh import metrics, semconv
 from mesh.bus.leases import GATEWAY, Leases
 from mesh.bus.requests import RequestConsumer
+from mesh.waiting import cancel_until_ended
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,13 +101,11 @@ class Serving:
                         task.result()
             return died.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_until_ended(*tasks)
 
     async def drain(self) -> None:
         """Takes nothing more, and waits until what runs has ended. Claims without an answer count."""
-        self._taking.cancel()
+        await cancel_until_ended(self._taking)
         while self._table or self._intake:
             await self._intake.wait_for_freed_slot()
 
@@ -161,7 +160,7 @@ class Serving:
         for confirm in message.confirms:
             self._confirmed(link, confirm)
         for key in message.refusals:
-            self._intake.refused((key.request_id, key.attempt))
+            self._intake.refused((link.address, key.request_id, key.attempt))
         for handle in message.cancels:
             sequence = self._table.cancel(link.outbox, handle)
             if sequence is not None:
@@ -172,7 +171,7 @@ class Serving:
             self._intake.slot_freed()
 
     def _confirmed(self, link: Link, confirm: link_pb2.Confirm) -> None:
-        claim = self._intake.confirmed((confirm.key.request_id, confirm.key.attempt))
+        claim = self._intake.confirmed((link.address, confirm.key.request_id, confirm.key.attempt))
         if claim is None:
             link.outbox.fail(confirm.handle, "the worker no longer waited for this confirmation")
             return

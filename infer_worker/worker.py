@@ -24,6 +24,7 @@ from mesh.engine_store import EngineStore
 from mesh.errors import ExhaustedError, MeshError, UnavailableError
 from mesh.object_store import ObjectStore
 from mesh.target import detect_cpu
+from mesh.waiting import cancel_until_ended
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,8 +60,7 @@ class Worker:
         try:
             return await self._work(stop)
         finally:
-            lease.cancel()
-            await asyncio.gather(lease, return_exceptions=True)
+            await cancel_until_ended(lease)
             await self._lease.release()
             await self._redis.aclose()
             self._cache.close()
@@ -70,8 +70,7 @@ class Worker:
         starting = asyncio.ensure_future(self._start())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+            await cancel_until_ended(starting)
             return 0
         try:
             serving = starting.result()

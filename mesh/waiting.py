@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
+
+CANCEL_INTERVAL_S = 1.0
 
 
 async def wait_until_set(event: asyncio.Event, timeout_s: float) -> bool:
@@ -17,3 +20,17 @@ async def wait_until_set(event: asyncio.Event, timeout_s: float) -> bool:
     finally:
         waiter.cancel()
     return event.is_set()
+
+
+async def cancel_until_ended(*tasks: asyncio.Future[Any]) -> None:
+    """Cancels tasks, again every CANCEL_INTERVAL_S seconds, until all have ended; their results are dropped.
+
+    For tasks that wait in libraries: redis-py sends by asyncio.wait_for, which before Python 3.12 may forget
+    a cancellation as said above, and one that is cancelled but once would then run on.
+    """
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_INTERVAL_S)
+    await asyncio.gather(*tasks, return_exceptions=True)

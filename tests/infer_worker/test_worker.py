@@ -209,6 +209,16 @@ async def test_sigterm_while_it_loads_ends_it_at_once(start, mesh, publish):
     assert await asyncio.wait_for(process.wait(), 10) == 0
 
 
+async def test_stop_is_heard_in_any_moment_after_getting_ready(publish, worker_settings):
+    # It may come while redis-py sends, which can forget a cancellation.
+    await publish()
+    for number in range(10):
+        worker = Worker(worker_settings(**_store_fields(), worker_id=f"w{number}"))
+        stop = asyncio.Event()
+        _call_when_ready(worker, stop.set, delay_s=number * 0.0003)
+        assert await asyncio.wait_for(worker.run(stop), 15) == 0
+
+
 async def test_dead_engine_ends_the_worker_with_an_error(publish, start, gateway, mesh):
     # Seen as TensorRT-LLM 18663: the server lived on and nothing restarted it.
     await publish()
@@ -309,6 +319,18 @@ def test_importing_the_worker_loads_no_engine_library():
         "assert not {'openvino', 'openvino_genai', 'torch', 'numpy'} & set(sys.modules), 'heavy'"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def _call_when_ready(worker: Worker, action, delay_s: float) -> None:
+    lease = worker._lease
+    changed = lease.changed
+
+    def changed_then(state, detail="") -> None:
+        changed(state, detail)
+        if state == workers_pb2.WORKER_STATE_READY:
+            asyncio.get_running_loop().call_later(delay_s, action)
+
+    lease.changed = changed_then
 
 
 async def _detail_has(mesh, text: str) -> bool:

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from mesh.waiting import wait_until_set
+from mesh import waiting
+from mesh.waiting import cancel_until_ended, wait_until_set
 
 
 async def test_set_event_and_timeout_are_told_apart():
@@ -29,3 +30,26 @@ async def test_cancellation_in_the_moment_of_the_event_is_not_lost():
 
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_task_that_forgets_a_cancellation_is_cancelled_again(monkeypatch):
+    monkeypatch.setattr(waiting, "CANCEL_INTERVAL_S", 0.05)
+    forgotten = 0
+
+    async def forget_twice():
+        nonlocal forgotten
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                forgotten += 1
+                if forgotten > 2:
+                    raise
+
+    task = asyncio.ensure_future(forget_twice())
+    failed = asyncio.get_running_loop().create_future()
+    failed.set_exception(ValueError("not of interest"))
+    await asyncio.sleep(0)
+    await cancel_until_ended(task, failed)
+    assert task.cancelled()
+    assert forgotten == 3
