@@ -56,8 +56,6 @@ class _Kind:
 
 _KINDS = (
     _Kind("openvino", ("openvino_genai", "nncf", "gguf"), "openvino-genai", "local"),
-    _Kind("tensorrt_llm", ("tensorrt_llm",), "tensorrt-llm", "tensorrt-llm"),
-    _Kind("vllm", ("vllm",), "vllm", "vllm"),
 )
 
 

@@ -59,7 +59,7 @@ class QueuedRequest(Message):
     TRACEPARENT_FIELD_NUMBER: int
     TRACESTATE_FIELD_NUMBER: int
     request_id: str
-    """The request's name, unique in the mesh."""
+    """The request's name, unique in its gateway process."""
     attempt: int
     """1 for the first try; one more after each move."""
     gateway_id: str
