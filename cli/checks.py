@@ -54,9 +54,7 @@ class _Kind:
     extra: str
 
 
-_KINDS = (
-    _Kind("openvino", ("openvino_genai", "nncf", "gguf"), "openvino-genai", "local"),
-)
+_KINDS = (_Kind("openvino", ("openvino_genai", "nncf", "gguf"), "openvino-genai", "local"),)
 
 
 def run_all(settings: ClientSettings) -> list[Check]:
