@@ -73,12 +73,7 @@ class Bench:
     def workers(self) -> list[workers_pb2.Worker]:
         """Inference workers that are ready."""
         with self.mesh.client() as client:
-            return [
-                worker
-                for worker in client.workers()
-                if worker.role == workers_pb2.WORKER_ROLE_INFERENCE
-                and worker.state == workers_pb2.WORKER_STATE_READY
-            ]
+            return client.ready_workers()
 
     async def until_ready(self, count: int) -> list[workers_pb2.Worker]:
         """Waits for so many ready workers with free slots only."""

@@ -74,6 +74,15 @@ class Client:
         pages = _pages(self._workers.ListWorkers, workers_pb2.ListWorkersRequest(page_size=PAGE_SIZE))
         return (worker for page in pages for worker in page.workers)
 
+    def ready_workers(self) -> list[workers_pb2.Worker]:
+        """The inference workers that take work, by name."""
+        return [
+            worker
+            for worker in self.workers()
+            if worker.role == workers_pb2.WORKER_ROLE_INFERENCE
+            and worker.state == workers_pb2.WORKER_STATE_READY
+        ]
+
     def is_serving(self, service: str = "") -> bool:
         """Whether a model, a service, or the gateway itself ("") says by the health protocol that it serves.
 

@@ -73,3 +73,9 @@ class Streams:
     def start(self, prompts: list[str], max_tokens: int) -> list[asyncio.Task[Stream]]:
         """Many answers at once."""
         return [asyncio.ensure_future(self.run(prompt, max_tokens)) for prompt in prompts]
+
+
+def ready_workers(mesh):
+    """The inference workers of a local mesh that take work."""
+    with mesh.client() as client:
+        return client.ready_workers()

@@ -12,11 +12,10 @@ from rich.console import Console
 from cli.embedded import free_port
 from cli.local_mesh import LocalMesh, Plan
 from cli.up import build_model, wait_for_models
-from enginemesh.v1 import workers_pb2
 from mesh.bus.connection import connect
 from mesh.model_file import ModelFile
 from tests.conditions import until
-from tests.end_to_end.streams import Stream, Streams
+from tests.end_to_end.streams import Stream, Streams, ready_workers
 
 MODEL = ModelFile(model="fake", kind="fake", max_batch_size=64, options={"step_ms": "10"})
 WORKERS = 2
@@ -43,16 +42,6 @@ async def streams(mesh):
     await until(lambda: len(ready_workers(mesh)) == WORKERS, 60)
     async with Streams(mesh.address, MODEL.model) as opened:
         yield opened
-
-
-def ready_workers(mesh):
-    with mesh.client() as client:
-        return [
-            worker
-            for worker in client.workers()
-            if worker.role == workers_pb2.WORKER_ROLE_INFERENCE
-            and worker.state == workers_pb2.WORKER_STATE_READY
-        ]
 
 
 async def undisturbed(streams):

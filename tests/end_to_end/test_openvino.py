@@ -15,14 +15,13 @@ from cli import spans
 from cli.embedded import free_port
 from cli.local_mesh import LocalMesh, Plan
 from cli.up import wait_for_models
-from enginemesh.v1 import workers_pb2
 from mesh.bus.connection import connect
 from mesh.bus.index import EngineIndex, rebuild_index
 from mesh.engine_store import EngineStore
 from mesh.object_store import ObjectStore
 from mesh.settings import MeshSettings
 from tests.conditions import until
-from tests.end_to_end.streams import Streams
+from tests.end_to_end.streams import Streams, ready_workers
 
 pytestmark = [pytest.mark.openvino, pytest.mark.timeout(600)]
 
@@ -63,16 +62,6 @@ async def streams(mesh):
     await until(lambda: len(ready_workers(mesh)) == WORKERS, 120)
     async with Streams(mesh.address, mesh.plan.models[0]) as opened:
         yield opened
-
-
-def ready_workers(mesh):
-    with mesh.client() as client:
-        return [
-            worker
-            for worker in client.workers()
-            if worker.role == workers_pb2.WORKER_ROLE_INFERENCE
-            and worker.state == workers_pb2.WORKER_STATE_READY
-        ]
 
 
 @pytest.fixture(scope="module")
