@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 import grpc
+import psutil
 from typing_extensions import Self
 
 from enginemesh.v1 import inference_pb2, inference_pb2_grpc
@@ -76,6 +77,13 @@ class Streams:
 
 
 def ready_workers(mesh):
-    """The inference workers of a local mesh that take work."""
+    """The inference workers of a local mesh that take work; a killed one holds its lease a little longer."""
     with mesh.client() as client:
-        return client.ready_workers()
+        return [worker for worker in client.ready_workers() if _is_alive(worker.process_id)]
+
+
+def _is_alive(process_id):
+    try:
+        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
