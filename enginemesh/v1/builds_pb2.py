@@ -27,7 +27,7 @@ from google.longrunning import operations_pb2 as google_dot_longrunning_dot_oper
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65nginemesh/v1/builds.proto\x12\renginemesh.v1\x1a\x1b\x65nginemesh/v1/targets.proto\x1a#google/longrunning/operations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"w\n\x12\x43reateBuildRequest\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.enginemesh.v1.ModelSpec\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\"!\n\x11WatchBuildRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x8f\x02\n\tModelSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x11\n\tprecision\x18\x04 \x01(\t\x12\x16\n\x0emax_batch_size\x18\x05 \x01(\r\x12\x13\n\x0bmax_seq_len\x18\x06 \x01(\r\x12\x16\n\x0emax_num_tokens\x18\x07 \x01(\r\x12\x15\n\rchat_template\x18\x08 \x01(\t\x12\x36\n\x07options\x18\t \x03(\x0b\x32%.enginemesh.v1.ModelSpec.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa4\x02\n\rBuildMetadata\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.enginemesh.v1.ModelSpec\x12%\n\x06target\x18\x02 \x01(\x0b\x32\x15.enginemesh.v1.Target\x12(\n\x05stage\x18\x03 \x01(\x0e\x32\x19.enginemesh.v1.BuildStage\x12\x18\n\x10progress_percent\x18\x04 \x01(\r\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06worker\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\t\"T\n\x0b\x42uildResult\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\x11\n\tbuild_key\x18\x02 \x01(\t\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\x08\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04*\xd3\x01\n\nBuildStage\x12\x1b\n\x17\x42UILD_STAGE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x42UILD_STAGE_QUEUED\x10\x01\x12\x15\n\x11\x42UILD_STAGE_FETCH\x10\x02\x12\x17\n\x13\x42UILD_STAGE_CONVERT\x10\x03\x12\x18\n\x14\x42UILD_STAGE_QUANTISE\x10\x04\x12\x17\n\x13\x42UILD_STAGE_COMPILE\x10\x05\x12\x17\n\x13\x42UILD_STAGE_PUBLISH\x10\x06\x12\x14\n\x10\x42UILD_STAGE_DONE\x10\x07\x32\xcb\x01\n\x06\x42uilds\x12p\n\x0b\x43reateBuild\x12!.enginemesh.v1.CreateBuildRequest\x1a\x1d.google.longrunning.Operation\"\x1f\xca\x41\x1c\n\x0b\x42uildResult\x12\rBuildMetadata\x12O\n\nWatchBuild\x12 .enginemesh.v1.WatchBuildRequest\x1a\x1d.google.longrunning.Operation0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65nginemesh/v1/builds.proto\x12\renginemesh.v1\x1a\x1b\x65nginemesh/v1/targets.proto\x1a#google/longrunning/operations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"w\n\x12\x43reateBuildRequest\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.enginemesh.v1.ModelSpec\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\"!\n\x11WatchBuildRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\"\n\x12GetBuildLogRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x18\n\x08\x42uildLog\x12\x0c\n\x04text\x18\x01 \x01(\t\"\xb3\x04\n\tModelSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x11\n\tprecision\x18\x04 \x01(\t\x12\x16\n\x0emax_batch_size\x18\x05 \x01(\r\x12\x13\n\x0bmax_seq_len\x18\x06 \x01(\r\x12\x16\n\x0emax_num_tokens\x18\x07 \x01(\r\x12\x15\n\rchat_template\x18\x08 \x01(\t\x12\x36\n\x07options\x18\t \x03(\x0b\x32%.enginemesh.v1.ModelSpec.OptionsEntry\x12\x1a\n\x12kv_cache_precision\x18\n \x01(\t\x12/\n\x0b\x63\x61libration\x18\x0b \x01(\x0b\x32\x1a.enginemesh.v1.Calibration\x12\x15\n\rmax_input_len\x18\x0c \x01(\r\x12\x17\n\x0ftensor_parallel\x18\r \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x0e \x01(\r\x12/\n\x0bspeculation\x18\x0f \x01(\x0b\x32\x1a.enginemesh.v1.Speculation\x12(\n\x04lora\x18\x10 \x03(\x0b\x32\x1a.enginemesh.v1.LoraAdapter\x12/\n\x07serving\x18\x11 \x01(\x0b\x32\x1e.enginemesh.v1.ServingSettings\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"=\n\x0b\x43\x61libration\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\t\x12\x0f\n\x07samples\x18\x02 \x01(\r\x12\x0f\n\x07seq_len\x18\x03 \x01(\r\"d\n\x0bSpeculation\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x11\n\tprecision\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12\x12\n\nngram_size\x18\x05 \x01(\r\"+\n\x0bLoraAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"\xc4\x01\n\x0fServingSettings\x12\x1c\n\x14max_waiting_requests\x18\x01 \x01(\r\x12\x1a\n\x12max_waiting_tokens\x18\x02 \x01(\r\x12\x15\n\rmax_waiting_s\x18\x03 \x01(\x01\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x04 \x01(\r\x12\x13\n\x0bmin_workers\x18\x05 \x01(\r\x12\x13\n\x0bmax_workers\x18\x06 \x01(\r\x12\x1a\n\x12scale_down_after_s\x18\x07 \x01(\x01\"\xb5\x02\n\rBuildMetadata\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.enginemesh.v1.ModelSpec\x12%\n\x06target\x18\x02 \x01(\x0b\x32\x15.enginemesh.v1.Target\x12(\n\x05stage\x18\x03 \x01(\x0e\x32\x19.enginemesh.v1.BuildStage\x12\x18\n\x10progress_percent\x18\x04 \x01(\r\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06worker\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\t \x01(\r\"T\n\x0b\x42uildResult\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\x11\n\tbuild_key\x18\x02 \x01(\t\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\x08\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04*\xd3\x01\n\nBuildStage\x12\x1b\n\x17\x42UILD_STAGE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x42UILD_STAGE_QUEUED\x10\x01\x12\x15\n\x11\x42UILD_STAGE_FETCH\x10\x02\x12\x17\n\x13\x42UILD_STAGE_CONVERT\x10\x03\x12\x18\n\x14\x42UILD_STAGE_QUANTISE\x10\x04\x12\x17\n\x13\x42UILD_STAGE_COMPILE\x10\x05\x12\x17\n\x13\x42UILD_STAGE_PUBLISH\x10\x06\x12\x14\n\x10\x42UILD_STAGE_DONE\x10\x07\x32\x96\x02\n\x06\x42uilds\x12p\n\x0b\x43reateBuild\x12!.enginemesh.v1.CreateBuildRequest\x1a\x1d.google.longrunning.Operation\"\x1f\xca\x41\x1c\n\x0b\x42uildResult\x12\rBuildMetadata\x12O\n\nWatchBuild\x12 .enginemesh.v1.WatchBuildRequest\x1a\x1d.google.longrunning.Operation0\x01\x12I\n\x0bGetBuildLog\x12!.enginemesh.v1.GetBuildLogRequest\x1a\x17.enginemesh.v1.BuildLogb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,20 +38,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELSPEC_OPTIONSENTRY']._serialized_options = b'8\001'
   _globals['_BUILDS'].methods_by_name['CreateBuild']._loaded_options = None
   _globals['_BUILDS'].methods_by_name['CreateBuild']._serialized_options = b'\312A\034\n\013BuildResult\022\rBuildMetadata'
-  _globals['_BUILDSTAGE']._serialized_start=956
-  _globals['_BUILDSTAGE']._serialized_end=1167
+  _globals['_BUILDSTAGE']._serialized_start=1736
+  _globals['_BUILDSTAGE']._serialized_end=1947
   _globals['_CREATEBUILDREQUEST']._serialized_start=144
   _globals['_CREATEBUILDREQUEST']._serialized_end=263
   _globals['_WATCHBUILDREQUEST']._serialized_start=265
   _globals['_WATCHBUILDREQUEST']._serialized_end=298
-  _globals['_MODELSPEC']._serialized_start=301
-  _globals['_MODELSPEC']._serialized_end=572
-  _globals['_MODELSPEC_OPTIONSENTRY']._serialized_start=526
-  _globals['_MODELSPEC_OPTIONSENTRY']._serialized_end=572
-  _globals['_BUILDMETADATA']._serialized_start=575
-  _globals['_BUILDMETADATA']._serialized_end=867
-  _globals['_BUILDRESULT']._serialized_start=869
-  _globals['_BUILDRESULT']._serialized_end=953
-  _globals['_BUILDS']._serialized_start=1170
-  _globals['_BUILDS']._serialized_end=1373
+  _globals['_GETBUILDLOGREQUEST']._serialized_start=300
+  _globals['_GETBUILDLOGREQUEST']._serialized_end=334
+  _globals['_BUILDLOG']._serialized_start=336
+  _globals['_BUILDLOG']._serialized_end=360
+  _globals['_MODELSPEC']._serialized_start=363
+  _globals['_MODELSPEC']._serialized_end=926
+  _globals['_MODELSPEC_OPTIONSENTRY']._serialized_start=880
+  _globals['_MODELSPEC_OPTIONSENTRY']._serialized_end=926
+  _globals['_CALIBRATION']._serialized_start=928
+  _globals['_CALIBRATION']._serialized_end=989
+  _globals['_SPECULATION']._serialized_start=991
+  _globals['_SPECULATION']._serialized_end=1091
+  _globals['_LORAADAPTER']._serialized_start=1093
+  _globals['_LORAADAPTER']._serialized_end=1136
+  _globals['_SERVINGSETTINGS']._serialized_start=1139
+  _globals['_SERVINGSETTINGS']._serialized_end=1335
+  _globals['_BUILDMETADATA']._serialized_start=1338
+  _globals['_BUILDMETADATA']._serialized_end=1647
+  _globals['_BUILDRESULT']._serialized_start=1649
+  _globals['_BUILDRESULT']._serialized_end=1733
+  _globals['_BUILDS']._serialized_start=1950
+  _globals['_BUILDS']._serialized_end=2228
 # @@protoc_insertion_point(module_scope)

@@ -11,11 +11,13 @@ else:
     import typing_extensions
 from builtins import (
     bool,
+    float,
     int,
     str,
     type,
 )
 from collections.abc import (
+    Iterable,
     Mapping,
 )
 from enginemesh.v1.targets_pb2 import (
@@ -27,6 +29,7 @@ from google.protobuf.descriptor import (
     FileDescriptor,
 )
 from google.protobuf.internal.containers import (
+    RepeatedCompositeFieldContainer,
     ScalarMap,
 )
 from google.protobuf.internal.enum_type_wrapper import (
@@ -100,8 +103,9 @@ class CreateBuildRequest(Message):
     REQUEST_ID_FIELD_NUMBER: int
     VALIDATE_ONLY_FIELD_NUMBER: int
     target: str
-    """The key of the target to build for, as workers report it. Empty: the target of the only kind of build
-    worker that can build the spec's kind; FAILED_PRECONDITION if there are none or several.
+    """The target to build for: its key, as workers report it, or the name of a known GPU, such as
+    "h100-sxm-80gb" or "h100-sxm-80gb:mig-1g.10gb". Empty: the target of the only kind of build worker that
+    can build the spec's kind; FAILED_PRECONDITION if there are none or several.
     """
     request_id: str
     """The client's own name for this call: the same id sent again returns the same operation. Empty: none."""
@@ -142,8 +146,44 @@ class WatchBuildRequest(Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 @final
+class GetBuildLogRequest(Message):
+    """Whose log."""
+
+    DESCRIPTOR: Descriptor
+
+    NAME_FIELD_NUMBER: int
+    name: str
+    """"operations/<build id>", or "engines/<digest>" for the log of the build that made it. Required."""
+    def __init__(
+        self,
+        *,
+        name: str = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["name", b"name"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+@final
+class BuildLog(Message):
+    """The log of a build; all its attempts, one after the other."""
+
+    DESCRIPTOR: Descriptor
+
+    TEXT_FIELD_NUMBER: int
+    text: str
+    """Lines of UTF-8 text. If there were more than are kept, a line in the middle says how many bytes are left
+    out.
+    """
+    def __init__(
+        self,
+        *,
+        text: str = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["text", b"text"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+@final
 class ModelSpec(Message):
-    """One YAML model file, as a message."""
+    """One YAML model file, as a message, for one target. Everywhere 0 and "" mean the default."""
 
     DESCRIPTOR: Descriptor
 
@@ -173,6 +213,14 @@ class ModelSpec(Message):
     MAX_NUM_TOKENS_FIELD_NUMBER: int
     CHAT_TEMPLATE_FIELD_NUMBER: int
     OPTIONS_FIELD_NUMBER: int
+    KV_CACHE_PRECISION_FIELD_NUMBER: int
+    CALIBRATION_FIELD_NUMBER: int
+    MAX_INPUT_LEN_FIELD_NUMBER: int
+    TENSOR_PARALLEL_FIELD_NUMBER: int
+    PIPELINE_PARALLEL_FIELD_NUMBER: int
+    SPECULATION_FIELD_NUMBER: int
+    LORA_FIELD_NUMBER: int
+    SERVING_FIELD_NUMBER: int
     model: str
     """The name that clients ask for: 1 to 63 characters of [a-z0-9.-]. Required."""
     kind: str
@@ -189,9 +237,35 @@ class ModelSpec(Message):
     """Tokens that one engine step may take. 0: the kind's default."""
     chat_template: str
     """Jinja chat template in place of the model's own. Empty: the model's own."""
+    kv_cache_precision: str
+    """Precision of the KV cache, as the kind names it. Empty: the kind's default."""
+    max_input_len: int
+    """Longest prompt, in tokens. 0: max_seq_len less one token of answer."""
+    tensor_parallel: int
+    """GPUs that share each layer. 0: 1."""
+    pipeline_parallel: int
+    """Groups of GPUs that have different layers. 0: 1."""
     @property
     def options(self) -> ScalarMap[str, str]:
-        """Options of the kind, such as profile: exact."""
+        """Options of the kind, such as profile: exact. Each is text that the kind reads as a value of its type."""
+
+    @property
+    def calibration(self) -> Calibration:
+        """How the precision is calibrated. Only with a precision that is; absent: with the defaults."""
+
+    @property
+    def speculation(self) -> Speculation:
+        """How more than one token per step is tried. Absent: not."""
+
+    @property
+    def lora(self) -> RepeatedCompositeFieldContainer[LoraAdapter]:
+        """Adapters built into the engine."""
+
+    @property
+    def serving(self) -> ServingSettings:
+        """How gateways and scalers treat the model. Kept per model, not per engine: no part of a build's key. In a
+        build's metadata it is always absent. Absent in a request: what is kept stays.
+        """
 
     def __init__(
         self,
@@ -205,8 +279,140 @@ class ModelSpec(Message):
         max_num_tokens: int = ...,
         chat_template: str = ...,
         options: Mapping[str, str] | None = ...,
+        kv_cache_precision: str = ...,
+        calibration: Calibration | None = ...,
+        max_input_len: int = ...,
+        tensor_parallel: int = ...,
+        pipeline_parallel: int = ...,
+        speculation: Speculation | None = ...,
+        lora: Iterable[LoraAdapter] | None = ...,
+        serving: ServingSettings | None = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["chat_template", b"chat_template", "kind", b"kind", "max_batch_size", b"max_batch_size", "max_num_tokens", b"max_num_tokens", "max_seq_len", b"max_seq_len", "model", b"model", "options", b"options", "precision", b"precision", "source", b"source"]
+    _HasFieldArgType: typing_extensions.TypeAlias = Literal["calibration", b"calibration", "serving", b"serving", "speculation", b"speculation"]
+    def HasField(self, field_name: _HasFieldArgType) -> bool: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["calibration", b"calibration", "chat_template", b"chat_template", "kind", b"kind", "kv_cache_precision", b"kv_cache_precision", "lora", b"lora", "max_batch_size", b"max_batch_size", "max_input_len", b"max_input_len", "max_num_tokens", b"max_num_tokens", "max_seq_len", b"max_seq_len", "model", b"model", "options", b"options", "pipeline_parallel", b"pipeline_parallel", "precision", b"precision", "serving", b"serving", "source", b"source", "speculation", b"speculation", "tensor_parallel", b"tensor_parallel"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+@final
+class Calibration(Message):
+    """What a precision is calibrated with."""
+
+    DESCRIPTOR: Descriptor
+
+    DATA_FIELD_NUMBER: int
+    SAMPLES_FIELD_NUMBER: int
+    SEQ_LEN_FIELD_NUMBER: int
+    data: str
+    """"builtin", or a text file on the build worker with one sample a line. Empty: "builtin"."""
+    samples: int
+    """Samples that are used. 0: the kind's default."""
+    seq_len: int
+    """Tokens of each sample at most. 0: the kind's default."""
+    def __init__(
+        self,
+        *,
+        data: str = ...,
+        samples: int = ...,
+        seq_len: int = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["data", b"data", "samples", b"samples", "seq_len", b"seq_len"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+@final
+class Speculation(Message):
+    """Speculative decoding."""
+
+    DESCRIPTOR: Descriptor
+
+    METHOD_FIELD_NUMBER: int
+    SOURCE_FIELD_NUMBER: int
+    PRECISION_FIELD_NUMBER: int
+    TOKENS_FIELD_NUMBER: int
+    NGRAM_SIZE_FIELD_NUMBER: int
+    method: str
+    """"draft_model", "prompt_lookup", "medusa", "eagle" or "lookahead". Required."""
+    source: str
+    """The draft model or the heads, as ModelSpec.source. Required for draft_model, medusa and eagle only."""
+    precision: str
+    """Weight precision of what `source` names. Empty: the kind's default."""
+    tokens: int
+    """Tokens that are guessed ahead. 0: the kind's default."""
+    ngram_size: int
+    """Longest run of tokens that is looked up. Only for prompt_lookup and lookahead. 0: the kind's default."""
+    def __init__(
+        self,
+        *,
+        method: str = ...,
+        source: str = ...,
+        precision: str = ...,
+        tokens: int = ...,
+        ngram_size: int = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["method", b"method", "ngram_size", b"ngram_size", "precision", b"precision", "source", b"source", "tokens", b"tokens"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+@final
+class LoraAdapter(Message):
+    """A LoRA adapter."""
+
+    DESCRIPTOR: Descriptor
+
+    NAME_FIELD_NUMBER: int
+    SOURCE_FIELD_NUMBER: int
+    name: str
+    """Its name among those of the model: 1 to 63 characters of [a-z0-9.-]. Required."""
+    source: str
+    """Where it is, as ModelSpec.source. Required."""
+    def __init__(
+        self,
+        *,
+        name: str = ...,
+        source: str = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["name", b"name", "source", b"source"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+@final
+class ServingSettings(Message):
+    """How one model is served. Limits are those of each gateway process; the stricter of these and of the
+    gateway's own settings holds.
+    """
+
+    DESCRIPTOR: Descriptor
+
+    MAX_WAITING_REQUESTS_FIELD_NUMBER: int
+    MAX_WAITING_TOKENS_FIELD_NUMBER: int
+    MAX_WAITING_S_FIELD_NUMBER: int
+    DEFAULT_MAX_TOKENS_FIELD_NUMBER: int
+    MIN_WORKERS_FIELD_NUMBER: int
+    MAX_WORKERS_FIELD_NUMBER: int
+    SCALE_DOWN_AFTER_S_FIELD_NUMBER: int
+    max_waiting_requests: int
+    """Requests that may wait for a worker. 0: as the gateway is set."""
+    max_waiting_tokens: int
+    """Prompt tokens that may wait. 0: as the gateway is set."""
+    max_waiting_s: float
+    """Seconds that a request may wait for a worker. 0: as the gateway is set."""
+    default_max_tokens: int
+    """Longest answer to a request that sets no max_tokens, in tokens. 0: what the engine has room for."""
+    min_workers: int
+    """Workers that run even when nothing is asked for."""
+    max_workers: int
+    """Workers at most. 0: as the scaler is set."""
+    scale_down_after_s: float
+    """Seconds without a request after which a worker more than min_workers stops. 0: as the scaler is set."""
+    def __init__(
+        self,
+        *,
+        max_waiting_requests: int = ...,
+        max_waiting_tokens: int = ...,
+        max_waiting_s: float = ...,
+        default_max_tokens: int = ...,
+        min_workers: int = ...,
+        max_workers: int = ...,
+        scale_down_after_s: float = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["default_max_tokens", b"default_max_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_s", b"max_waiting_s", "max_waiting_tokens", b"max_waiting_tokens", "max_workers", b"max_workers", "min_workers", b"min_workers", "scale_down_after_s", b"scale_down_after_s"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 @final
@@ -223,6 +429,7 @@ class BuildMetadata(Message):
     UPDATE_TIME_FIELD_NUMBER: int
     WORKER_FIELD_NUMBER: int
     DETAIL_FIELD_NUMBER: int
+    ATTEMPT_FIELD_NUMBER: int
     stage: BuildStage.ValueType
     """How far."""
     progress_percent: int
@@ -231,6 +438,8 @@ class BuildMetadata(Message):
     """"workers/<id>" of the build worker. Empty while queued."""
     detail: str
     """What the stage says, for people."""
+    attempt: int
+    """How many build workers have begun it; above 1 after one of them died. 0 while none has."""
     @property
     def spec(self) -> ModelSpec:
         """What is built."""
@@ -258,10 +467,11 @@ class BuildMetadata(Message):
         update_time: Timestamp | None = ...,
         worker: str = ...,
         detail: str = ...,
+        attempt: int = ...,
     ) -> None: ...
     _HasFieldArgType: typing_extensions.TypeAlias = Literal["create_time", b"create_time", "spec", b"spec", "target", b"target", "update_time", b"update_time"]
     def HasField(self, field_name: _HasFieldArgType) -> bool: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["create_time", b"create_time", "detail", b"detail", "progress_percent", b"progress_percent", "spec", b"spec", "stage", b"stage", "target", b"target", "update_time", b"update_time", "worker", b"worker"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["attempt", b"attempt", "create_time", b"create_time", "detail", b"detail", "progress_percent", b"progress_percent", "spec", b"spec", "stage", b"stage", "target", b"target", "update_time", b"update_time", "worker", b"worker"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 @final

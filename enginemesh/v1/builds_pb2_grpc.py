@@ -47,6 +47,11 @@ class BuildsStub(object):
                 request_serializer=enginemesh_dot_v1_dot_builds__pb2.WatchBuildRequest.SerializeToString,
                 response_deserializer=google_dot_longrunning_dot_operations__pb2.Operation.FromString,
                 _registered_method=True)
+        self.GetBuildLog = channel.unary_unary(
+                '/enginemesh.v1.Builds/GetBuildLog',
+                request_serializer=enginemesh_dot_v1_dot_builds__pb2.GetBuildLogRequest.SerializeToString,
+                response_deserializer=enginemesh_dot_v1_dot_builds__pb2.BuildLog.FromString,
+                _registered_method=True)
 
 
 class BuildsServicer(object):
@@ -69,6 +74,13 @@ class BuildsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetBuildLog(self, request, context):
+        """What the tools of a build said, also while it runs and after it failed. NOT_FOUND if nothing is kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BuildsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -81,6 +93,11 @@ def add_BuildsServicer_to_server(servicer, server):
                     servicer.WatchBuild,
                     request_deserializer=enginemesh_dot_v1_dot_builds__pb2.WatchBuildRequest.FromString,
                     response_serializer=google_dot_longrunning_dot_operations__pb2.Operation.SerializeToString,
+            ),
+            'GetBuildLog': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBuildLog,
+                    request_deserializer=enginemesh_dot_v1_dot_builds__pb2.GetBuildLogRequest.FromString,
+                    response_serializer=enginemesh_dot_v1_dot_builds__pb2.BuildLog.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -139,6 +156,33 @@ class Builds(object):
             '/enginemesh.v1.Builds/WatchBuild',
             enginemesh_dot_v1_dot_builds__pb2.WatchBuildRequest.SerializeToString,
             google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBuildLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/enginemesh.v1.Builds/GetBuildLog',
+            enginemesh_dot_v1_dot_builds__pb2.GetBuildLogRequest.SerializeToString,
+            enginemesh_dot_v1_dot_builds__pb2.BuildLog.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,8 @@ class BuildsStub:
     """
     WatchBuild: grpc.UnaryStreamMultiCallable[enginemesh.v1.builds_pb2.WatchBuildRequest, google.longrunning.operations_pb2.Operation]
     """Streams a build's operation each time that it changes, until it is done."""
+    GetBuildLog: grpc.UnaryUnaryMultiCallable[enginemesh.v1.builds_pb2.GetBuildLogRequest, enginemesh.v1.builds_pb2.BuildLog]
+    """What the tools of a build said, also while it runs and after it failed. NOT_FOUND if nothing is kept."""
 
 @typing.type_check_only
 class BuildsAsyncStub(BuildsStub):
@@ -50,6 +52,8 @@ class BuildsAsyncStub(BuildsStub):
     """
     WatchBuild: grpc.aio.UnaryStreamMultiCallable[enginemesh.v1.builds_pb2.WatchBuildRequest, google.longrunning.operations_pb2.Operation]  # type: ignore[assignment]
     """Streams a build's operation each time that it changes, until it is done."""
+    GetBuildLog: grpc.aio.UnaryUnaryMultiCallable[enginemesh.v1.builds_pb2.GetBuildLogRequest, enginemesh.v1.builds_pb2.BuildLog]  # type: ignore[assignment]
+    """What the tools of a build said, also while it runs and after it failed. NOT_FOUND if nothing is kept."""
 
 class BuildsServicer(metaclass=abc.ABCMeta):
     """Makes engines. Each build is a google.longrunning.Operation, named "operations/<build id>": get, list,
@@ -73,5 +77,13 @@ class BuildsServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[google.longrunning.operations_pb2.Operation], collections.abc.AsyncIterator[google.longrunning.operations_pb2.Operation]]:
         """Streams a build's operation each time that it changes, until it is done."""
+
+    @abc.abstractmethod
+    def GetBuildLog(
+        self,
+        request: enginemesh.v1.builds_pb2.GetBuildLogRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[enginemesh.v1.builds_pb2.BuildLog, collections.abc.Awaitable[enginemesh.v1.builds_pb2.BuildLog]]:
+        """What the tools of a build said, also while it runs and after it failed. NOT_FOUND if nothing is kept."""
 
 def add_BuildsServicer_to_server(servicer: BuildsServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
