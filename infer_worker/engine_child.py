@@ -7,7 +7,6 @@ of the socketpair ends its loop. What the engine itself has started ends with it
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import sys
@@ -19,7 +18,7 @@ from enginemesh.internal.v1 import engine_process_pb2
 from infer_worker.backends import backend_class
 from infer_worker.pair import Pair
 from mesh.manifest import Manifest
-from mesh.parent_death import die_with_parent, signal_at_parent_death
+from mesh.parent_death import die_with_parent, guard_group
 
 if TYPE_CHECKING:
     from infer_worker.backends.base import EngineBackend
@@ -104,21 +103,6 @@ class EngineChild:
         return None if self._is_told_idle else max(0.0, self._stats_due - now)
 
 
-def guard_group(connection: socket.socket) -> None:
-    """Starts a process that kills this process group as soon as this process has gone, however it went.
-
-    An engine may have processes of its own (one per GPU), which the kernel does not tie to the worker.
-    """
-    own_id = os.getpid()
-    if os.fork() != 0:
-        return
-    connection.close()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    signal_at_parent_death(own_id, signal.SIGUSR1)
-    signal.sigwait({signal.SIGUSR1})
-    os.killpg(0, signal.SIGKILL)
-
-
 def main() -> None:
     """Entry point; the arguments are the pair's file descriptor and the worker's process id."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
@@ -127,7 +111,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=descriptor) as connection:
-        guard_group(connection)
+        guard_group(close=[descriptor])  # an engine may have processes of its own, such as one per GPU
         EngineChild(Pair(connection)).run()
 
 

@@ -189,6 +189,13 @@ class BuildError(MeshError):
     reason = "BUILD_FAILED"
 
 
+class BuildLimitError(MeshError):
+    """A build took more memory, time or disk than it may; metadata names limit, setting, value and stage."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "BUILD_LIMIT"
+
+
 class BuildCancelledError(MeshError):
     """Somebody cancelled the build."""
 

@@ -30,6 +30,13 @@ class MeshSettings(BaseSettings):
     s3_bucket: str = Field("enginemesh", description="Bucket of blobs, manifests and index; made if absent")
     s3_access_key: SecretStr = Field(SecretStr(""), description="S3 access key")
     s3_secret_key: SecretStr = Field(SecretStr(""), description="S3 secret key")
+    trusted_keys: Path | None = Field(
+        None,
+        description="Public keys whose signatures of engines count: a PEM file, or a folder of *.pub files",
+    )
+    signature_policy: Literal["require", "warn", "off"] = Field(
+        "require", description="Engines that no trusted key signed are refused, used with a warning, or used"
+    )
     data_dir: Path = Field(Path(".data"), description="Folder for caches, traces and the embedded services")
     log_format: Literal["console", "json"] = Field("console", description="How log lines look")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -47,8 +54,13 @@ class MeshSettings(BaseSettings):
     drain_timeout_s: float = Field(30.0, ge=0, description="Grace time after SIGTERM for running streams")
 
 
+SIGNING_KEY = "Private Ed25519 key, in PEM, that signs what is published"
+
+
 class ClientSettings(MeshSettings):
     """Settings of the command line."""
+
+    signing_key: Path | None = Field(None, description=SIGNING_KEY)
 
     gateway: str = Field("127.0.0.1:50051", description="host:port of the gateway that commands talk to")
     max_message_bytes: int = Field(16 * MIB, gt=0, description="Largest gRPC message in either direction")
@@ -121,6 +133,25 @@ class BuildWorkerSettings(WorkerSettings):
         "", description="Folders that a model file may name as source, with colons between"
     )
     threads: int = Field(0, ge=0, description="Threads of a build; 0: all cores")
+    build_memory_limit_bytes: int = Field(
+        0, ge=0, description="Memory of a build, all its processes together; 0: what the host has"
+    )
+    build_disk_limit_bytes: int = Field(
+        0, ge=0, description="Files of a build on this host: source, intermediates, engine; 0: no limit"
+    )
+    build_time_limit_s: float = Field(
+        43_200.0, ge=0, description="Time that one worker may take for a build; 0: no limit"
+    )
+    build_attempts: int = Field(
+        3, gt=0, description="Workers that may die over a build before it is given up"
+    )
+    build_scratch_limit_bytes: int = Field(
+        64 << 30, ge=0, description="A finished part of a build is kept for its next attempt up to this size"
+    )
+    build_log_limit_bytes: int = Field(
+        MIB, ge=4096, le=8 * MIB, description="Log of a build that is kept in the store"
+    )
+    signing_key: Path | None = Field(None, description=SIGNING_KEY)
 
     @cached_property
     def source_root_list(self) -> list[Path]:

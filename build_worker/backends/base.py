@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from build_worker.stages import Stage
@@ -30,6 +31,9 @@ class BuildInput:
         target: The hardware that this process runs on.
         work: An empty folder for intermediate files; removed afterwards.
         output: An empty folder that becomes the engine.
+        more_sources: What else the spec names, by field: "speculation.source", "lora.<name>",
+            "calibration.data".
+        previous: The result of the last resumable part; None if the kind has no parts, or for its first.
     """
 
     spec: ModelFile
@@ -37,6 +41,8 @@ class BuildInput:
     target: Target
     work: Path
     output: Path
+    more_sources: Mapping[str, Path] = field(default_factory=dict)
+    previous: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +84,42 @@ class Builder(Protocol):
 
         Raises:
             MeshError: the source or the spec is at fault, and how.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One resumable part of a build.
+
+    Attributes:
+        name: Names its result among those of the kind: a-z and "_".
+        stage: What the part counts as, for progress and traces.
+    """
+
+    name: str
+    stage: Stage
+
+
+@runtime_checkable
+class ResumableBuilder(Builder, Protocol):
+    """A builder whose work is a chain of parts, each a function of the source and the result before it.
+
+    The result of a part that ended is kept in the store until the build has ended, so that a build whose
+    worker died goes on from there. After the last part `build` is called, with its result as `job.previous`.
+
+    So `tensorrt_llm` would have quantise (source to checkpoint), compile (checkpoint to engine files) and
+    collect (engine files and tokenizer to what is published) as parts, and a `build` that moves what collect
+    left into `job.output` and reads the traits from it.
+    """
+
+    def parts(self, spec: ModelFile) -> Sequence[Part]:
+        """The parts of this build in their order; also none, for a spec that is built in one go."""
+
+    def run_part(self, part: Part, job: BuildInput, result: Path, report: Report) -> None:
+        """Fills `result`, an empty folder, from `job.source` and `job.previous`.
+
+        Nothing else may pass from part to part: they may run in different processes on different hosts.
+
+        Raises:
+            MeshError: as `build` does.
         """
