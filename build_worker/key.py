@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
-from mesh.manifest import canonical_json
+from mesh.manifest import KeyParts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,19 +13,20 @@ if TYPE_CHECKING:
     from mesh.target import Target
 
 
-def build_key(source_digest: str, spec: ModelFile, target: Target, versions: Mapping[str, str]) -> str:
-    """The sha256, in hex, of everything that the engine's bytes depend on.
+def key_parts(source_digest: str, spec: ModelFile, target: Target, versions: Mapping[str, str]) -> KeyParts:
+    """Everything that the engine's bytes depend on.
 
     The weights count by their content, wherever they were read from. The target counts by its key, as it
     does in the policy "exact": hosts that differ in nothing else share engines.
     """
-    return hashlib.sha256(
-        canonical_json(
-            {
-                "source": source_digest,
-                "spec": spec.model_dump(exclude={"source"}),
-                "target": target.key,
-                "versions": dict(versions),
-            }
-        )
-    ).hexdigest()
+    return KeyParts(
+        source=source_digest,
+        spec=spec.model_dump(mode="json", exclude={"source"}),
+        target=target.key,
+        versions=dict(versions),
+    )
+
+
+def build_key(source_digest: str, spec: ModelFile, target: Target, versions: Mapping[str, str]) -> str:
+    """The sha256, in hex, of these parts."""
+    return key_parts(source_digest, spec, target, versions).key

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from build_worker.backends import load_builder
 from build_worker.builder_process import run_task
 from build_worker.child_messages import BuildTask, Built, Fetched, FetchTask, Progress
-from build_worker.key import build_key
+from build_worker.key import key_parts
 from build_worker.stages import Stage
 from build_worker.work_folder import work_folder
 from enginemesh.v1 import builds_pb2
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from build_worker.backends.base import Builder
     from mesh.bus.index import EngineIndex
     from mesh.engine_store import EngineRecord, EngineStore
-    from mesh.manifest import Manifest
+    from mesh.manifest import KeyParts, Manifest
     from mesh.model_file import ModelFile
     from mesh.target import Target
 
@@ -62,10 +62,10 @@ class Pipeline:
         check(builder, spec)
         with work_folder(self.root) as folder:
             source = await self._fetch(spec, folder, on_progress)
-            key = build_key(source.digest, spec, self.target, builder.tool_versions())
-            found = await asyncio.to_thread(self.store.find_build, key)
+            parts = key_parts(source.digest, spec, self.target, builder.tool_versions())
+            found = await asyncio.to_thread(self.store.find_build, parts.key)
             if found is None:
-                manifest = await self._build(spec, source.path, key, folder, on_progress)
+                manifest = await self._build(spec, source.path, parts, folder, on_progress)
                 await self._publish(manifest, folder / "engine", on_progress)
             record = await asyncio.to_thread(self.store.record, found or manifest.digest)
         await self.index.add(record)
@@ -80,18 +80,23 @@ class Pipeline:
         return fetched
 
     async def _build(
-        self, spec: ModelFile, source: Path, key: str, folder: Path, on_progress: Callable[[Progress], None]
+        self,
+        spec: ModelFile,
+        source: Path,
+        parts: KeyParts,
+        folder: Path,
+        on_progress: Callable[[Progress], None],
     ) -> Manifest:
         on_progress(Progress(stage=Stage.CONVERT, fraction=0.0))
         work, output = folder / "work", folder / "engine"
         work.mkdir()
         output.mkdir()
         task = BuildTask(
-            spec=spec, source=source, target=self.target, build_key=key, work=work, output=output
+            spec=spec, source=source, target=self.target, build_key=parts.key, work=work, output=output
         )
         built = await run_task(task, on_progress)
         assert isinstance(built, Built)  # noqa: S101 - what this task is answered with
-        return built.manifest
+        return built.manifest.model_copy(update={"key_parts": parts})
 
     async def _publish(
         self, manifest: Manifest, folder: Path, on_progress: Callable[[Progress], None]

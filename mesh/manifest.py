@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import from_json
@@ -18,6 +18,7 @@ from mesh.errors import IntegrityError
 from mesh.target import Target  # noqa: TC001 - pydantic needs it at run time
 
 SCHEMA_VERSION = 1
+_LATER_FIELDS = ("key_parts",)
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -57,8 +58,32 @@ class TokenizerInfo(_Record):
     vocab_size: int = Field(gt=0)
 
 
+class KeyParts(_Record):
+    """What a build key was made of: everything that the engine's bytes depend on.
+
+    Attributes:
+        source: Digest of the source model's content, wherever it was read from.
+        spec: What was asked for, as JSON values, without what does not change the engine.
+        target: The target's key.
+        versions: Of the tools that made it.
+    """
+
+    source: str
+    spec: dict[str, Any]
+    target: str
+    versions: dict[str, str]
+
+    @property
+    def key(self) -> str:
+        """The build key: sha256 of the canonical JSON, in hex."""
+        return hashlib.sha256(canonical_json(self.model_dump(mode="json"))).hexdigest()
+
+
 class Manifest(_Record):
-    """An engine. Lengths are in tokens, sizes in bytes."""
+    """An engine. Lengths are in tokens, sizes in bytes.
+
+    `key_parts` say what `build_key` is the digest of; None if whoever published the engine did not say.
+    """
 
     schema_version: int = SCHEMA_VERSION
     model: Annotated[str, StringConstraints(pattern=MODEL_NAME.pattern)]
@@ -66,6 +91,7 @@ class Manifest(_Record):
     target: Target
     precision: str
     build_key: Sha256
+    key_parts: KeyParts | None = None
     versions: dict[str, str]
     max_batch_size: int = Field(gt=0)
     max_seq_len: int = Field(gt=0)
@@ -86,6 +112,12 @@ class Manifest(_Record):
             raise ValueError(f"the tokenizer's file {self.tokenizer.file!r} is not among the files")
         return self
 
+    @model_validator(mode="after")
+    def _check_key(self) -> Manifest:
+        if self.key_parts is not None and self.key_parts.key != self.build_key:
+            raise ValueError("build_key is not the digest of key_parts")
+        return self
+
     @property
     def size(self) -> int:
         """Bytes of all files."""
@@ -98,7 +130,10 @@ class Manifest(_Record):
 
     def to_bytes(self) -> bytes:
         """Canonical JSON: sorted keys, no spaces, UTF-8."""
-        return canonical_json(self.model_dump(mode="json"))
+        # Fields that came after the first version are left out while unset, so that older engines keep
+        # their names.
+        unset = {name for name in _LATER_FIELDS if getattr(self, name) is None}
+        return canonical_json(self.model_dump(mode="json", exclude=unset))
 
     def file(self, path: str) -> EngineFile:
         """The entry of one path; KeyError if there is none."""
