@@ -232,6 +232,15 @@ class ObjectStore:
         with self._calling(key):
             self._client.remove_object(self._bucket, key)
 
+    def abort_uploads(self, prefix: str) -> None:
+        """Removes the parts of uploads below a prefix that were begun and not ended, as by a killed process.
+
+        One that still runs fails. Some servers (MinIO) want a whole key as prefix.
+        """
+        with self._calling(prefix):
+            for upload in self._client._list_multipart_uploads(self._bucket, prefix=prefix).uploads:  # noqa: SLF001 - minio has no public way
+                self._client._abort_multipart_upload(self._bucket, upload.object_name, upload.upload_id)  # noqa: SLF001 - as above
+
     def _read(self, key: str, offset: int, length: int) -> Iterator[bytes]:
         response = self._client.get_object(self._bucket, key, offset=offset, length=length)
         try:

@@ -118,3 +118,17 @@ redis.call('DEL', KEYS[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
 return 1
 """
+
+CLAIM_KEY = """
+-- KEYS: claim. ARGV: build id, milliseconds that it lasts. Returns 1 if the build has the claim now.
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
+"""
+
+RELEASE_KEY = """
+-- KEYS: claim. ARGV: build id.
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 1
+"""

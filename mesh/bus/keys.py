@@ -77,3 +77,8 @@ def build_request(request_id: str) -> str:
 def build_in_flight(digest: str) -> str:
     """String: build id that runs for this spec and target."""
     return f"em:{{builds}}:inflight:{digest}"
+
+
+def build_key_claim(build_key: str) -> str:
+    """String: build id that makes the engine of this key, while it renews its claim."""
+    return f"em:{{builds}}:key:{build_key}"
