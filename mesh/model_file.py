@@ -2,96 +2,87 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from typing_extensions import override
+from google.protobuf.message import Message
+from pydantic import Field, ValidationError
 
 from enginemesh.v1 import builds_pb2
+from mesh import model_rules, model_yaml
 from mesh.errors import InvalidFieldError
-from mesh.manifest import MODEL_NAME
+from mesh.kinds import nearest
+from mesh.model_fields import (
+    BUILTIN_DATA,
+    LORA_LIMIT,
+    TARGETS_LIMIT,
+    TEXT_LIMIT,
+    Calibration,
+    KindName,
+    Length,
+    LoraAdapter,
+    Name,
+    Options,
+    Parallel,
+    Place,
+    Precision,
+    Section,
+    ServingSettings,
+    Speculation,
+    TargetName,
+)
+from mesh.model_yaml import ModelFileError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FILE_LIMIT_BYTES = 1 << 20
-TEXT_LIMIT = 256 << 10
-LENGTH_LIMIT = 1 << 24
-OPTIONS_LIMIT = 64
+    from pydantic_core import ErrorDetails
 
-_KIND = re.compile(r"[a-z][a-z0-9_]{0,31}")
-_PRECISION = re.compile(r"[a-z0-9_]{0,31}")
-_OPTION = re.compile(r"[a-z][a-z0-9_]{0,63}")
+__all__ = ["ModelFile", "ModelFileError"]
 
 
-class ModelFileError(InvalidFieldError):
-    """A model file is wrong; says in which file, line and field."""
-
-    def __init__(self, path: Path, line: int, field: str, problem: str) -> None:
-        super().__init__(field, problem, file=path, line=line)
-        self.path = path
-        self.line = line
-        self.message = f"{path}:{line}: {field}: {problem}" if field else f"{path}:{line}: {problem}"
-
-    @override
-    def __str__(self) -> str:
-        return self.message
-
-
-def _matching(pattern: re.Pattern[str], allowed: str) -> BeforeValidator:
-    def check(value: object) -> object:
-        if not isinstance(value, str) or not pattern.fullmatch(value):
-            raise ValueError(f"must be {allowed}, not {value!r}"[:300])
-        return value
-
-    return BeforeValidator(check)
-
-
-def _plain_text(value: object) -> object:
-    """YAML reads `true` and `5` as other types than text; options are text everywhere."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return str(value)
-    return value
-
-
-def _options(value: object) -> object:
-    if isinstance(value, dict):
-        if len(value) > OPTIONS_LIMIT:
-            raise ValueError(f"at most {OPTIONS_LIMIT}, not {len(value)}")
-        for name in value:
-            if not isinstance(name, str) or not _OPTION.fullmatch(name):
-                raise ValueError(f"option names are of a-z, 0-9 and '_', not {name!r}"[:300])
-    return value
-
-
-Length = Annotated[int, Field(ge=0, le=LENGTH_LIMIT, strict=True)]
-
-
-class ModelFile(BaseModel):
+class ModelFile(Section):
     """What to build. Fields have the meanings of enginemesh.v1.ModelSpec: 0 and "" mean the default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: Annotated[str, _matching(MODEL_NAME, "1 to 63 characters of a-z, 0-9, '.' and '-'")]
-    kind: Annotated[str, _matching(_KIND, "an engine kind, such as openvino")]
-    source: str = Field("", max_length=1024)
-    precision: Annotated[str, _matching(_PRECISION, "a weight precision, such as int8")] = ""
-    max_batch_size: Length = 0
-    max_seq_len: Length = 0
-    max_num_tokens: Length = 0
-    chat_template: str = Field("", max_length=TEXT_LIMIT)
-    options: Annotated[
-        dict[str, Annotated[str, BeforeValidator(_plain_text), Field(max_length=TEXT_LIMIT)]],
-        BeforeValidator(_options),
-    ] = {}
+    model: Name = Field(description="The name that clients ask for")
+    kind: KindName = Field(description="Who runs the engine")
+    source: Place = Field(
+        "",
+        description='Where the weights are: a path on the build worker, "s3://bucket/prefix" or '
+        '"hf://owner/name"; a relative path is looked for in the build worker\'s source folders',
+    )
+    targets: tuple[TargetName, ...] = Field(
+        (),
+        max_length=TARGETS_LIMIT,
+        description="Hardware to build for, an engine for each; none: the build worker's own",
+    )
+    precision: Precision = Field("", description="Weight precision")
+    kv_cache_precision: Precision = Field("", description="Precision of the KV cache")
+    calibration: Calibration | None = Field(
+        None, description="How the precision is calibrated; only with a precision that is"
+    )
+    max_batch_size: Length = Field(0, description="Sequences in flight at most")
+    max_input_len: Length = Field(0, description="Longest prompt, in tokens")
+    max_seq_len: Length = Field(0, description="Longest sequence, prompt and answer together, in tokens")
+    max_num_tokens: Length = Field(0, description="Tokens that one engine step may take")
+    tensor_parallel: Parallel = Field(0, description="GPUs that share each layer")
+    pipeline_parallel: Parallel = Field(0, description="Groups of GPUs that have different layers")
+    speculation: Speculation | None = Field(
+        None, description="Speculative decoding: how more than one token per step is tried"
+    )
+    lora: tuple[LoraAdapter, ...] = Field(
+        (), max_length=LORA_LIMIT, description="Adapters built into the engine"
+    )
+    options: Options = Field({}, description="Options of the kind")
+    chat_template: str = Field(
+        "", max_length=TEXT_LIMIT, description="Jinja chat template in place of the model's own"
+    )
+    serving: ServingSettings | None = Field(
+        None, description="Limits and scale of the model as it is served; may change without a build"
+    )
 
     def to_proto(self) -> builds_pb2.ModelSpec:
-        """The same as enginemesh.v1.ModelSpec."""
-        return builds_pb2.ModelSpec(**self.model_dump())
+        """The same as enginemesh.v1.ModelSpec, which is for one target and so knows no `targets`."""
+        return builds_pb2.ModelSpec(**self.model_dump(exclude={"targets"}, exclude_none=True))
 
     @classmethod
     def from_proto(cls, spec: builds_pb2.ModelSpec) -> ModelFile:
@@ -100,13 +91,13 @@ class ModelFile(BaseModel):
         Raises:
             InvalidFieldError: names the field at fault, such as "spec.model".
         """
-        values: dict[str, Any] = {name: getattr(spec, name) for name in cls.model_fields}
-        values["options"] = dict(spec.options)
         try:
-            return cls.model_validate(values)
+            made = cls.model_validate(_plain(spec))
         except ValidationError as error:
             field, problem = _first_problem(error)
             raise InvalidFieldError(f"spec.{field}", problem) from error
+        made.check()
+        return made
 
     @classmethod
     def load(cls, path: Path) -> ModelFile:
@@ -116,55 +107,85 @@ class ModelFile(BaseModel):
             ModelFileError: it is not YAML, or breaks a rule.
             OSError: it cannot be read.
         """
-        with path.open("rb") as stream:
-            data = stream.read(FILE_LIMIT_BYTES + 1)
-        if len(data) > FILE_LIMIT_BYTES:
-            raise ModelFileError(path, 1, "", f"a model file has at most {FILE_LIMIT_BYTES} bytes")
-        lines, values = _parse(path, data)
+        lines, values = model_yaml.read(path)
         try:
-            return cls.model_validate(values)
+            made = cls.model_validate(values)
         except ValidationError as error:
             field, problem = _first_problem(error)
-            raise ModelFileError(path, lines.get(field, 1), field, problem) from error
+            raise ModelFileError(path, lines.of(field), field, problem) from error
+        for field, problem in model_rules.problems(made):
+            raise ModelFileError(path, lines.of(field), field, problem)
+        return made
+
+    def check(self) -> None:
+        """Applies the rules between fields, and those of the kind.
+
+        `load` and `from_proto` have done so; this is for who makes a model file in code.
+
+        Raises:
+            InvalidFieldError: names the first field at fault, such as "spec.precision".
+        """
+        for field, problem in model_rules.problems(self):
+            raise InvalidFieldError(f"spec.{field}", problem)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Everything outside the file that its engine is made from: place by dotted field."""
+        places = {"source": self.source}
+        if self.calibration and self.calibration.data != BUILTIN_DATA:
+            places["calibration.data"] = self.calibration.data
+        if self.speculation:
+            places["speculation.source"] = self.speculation.source
+        places |= {f"lora[{at}].source": adapter.source for at, adapter in enumerate(self.lora)}
+        return {field: place for field, place in places.items() if place}
 
 
-def _parse(path: Path, data: bytes) -> tuple[dict[str, int], dict[str, Any]]:
-    """The file's values, and the line of each field by its dotted name."""
-    try:
-        root = yaml.compose(data, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(data)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ModelFileError(path, line, "", f"not YAML: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise ModelFileError(path, 1, "", "not YAML in UTF-8") from error
-    if not isinstance(root, yaml.MappingNode):
-        raise ModelFileError(path, 1, "", "must hold fields such as `model: my-model`")
-    lines: dict[str, int] = {}
-    _collect_lines(path, root, "", lines)
-    return lines, values
+def _plain(message: Message) -> dict[str, Any]:
+    """A message's fields that are set, with parts as dicts and lists."""
+    return {field.name: _plain_value(value) for field, value in message.ListFields()}
 
 
-def _collect_lines(path: Path, mapping: yaml.MappingNode, prefix: str, lines: dict[str, int]) -> None:
-    for key, value in mapping.value:
-        name = f"{prefix}{key.value}"
-        line = key.start_mark.line + 1
-        if name in lines:
-            raise ModelFileError(path, line, name, f"stands here a second time, first in line {lines[name]}")
-        lines[name] = line
-        if isinstance(value, yaml.MappingNode) and not prefix:  # deeper ones are refused by the model
-            _collect_lines(path, value, f"{name}.", lines)
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, Message):
+        return _plain(value)
+    if hasattr(value, "items"):  # a map
+        return dict(value)
+    if isinstance(value, str | int | float):
+        return value
+    return [_plain_value(item) for item in value]
 
 
 def _first_problem(error: ValidationError) -> tuple[str, str]:
-    """The dotted name of the first field at fault, and what is wrong with it, for people."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        known = ", ".join(ModelFile.model_fields)
-        return field, f"no such field; there are {known}"
-    if first["type"] == "missing":
-        return field, "is required"
-    if first["type"] == "value_error":
-        return field, str(first["ctx"]["error"])
-    return field, first["msg"][0].lower() + first["msg"][1:]
+    """The dotted name of a field at fault, and what is wrong with it, for people.
+
+    A field that there is not comes first: it is often a misspelt one that seems to be missing.
+    """
+    found = error.errors(include_url=False, include_input=False)
+    first = min(found, key=lambda one: one["type"] != "extra_forbidden")
+    field = ""
+    for part in first["loc"]:
+        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else part
+    return field, _describe(first)
+
+
+def _describe(problem: ErrorDetails) -> str:
+    if problem["type"] == "extra_forbidden":
+        known = list(_section(problem["loc"][:-1]).model_fields)
+        hint = nearest(str(problem["loc"][-1]), known)
+        return f"no such field; {hint}there are {', '.join(known)}"
+    if problem["type"] == "missing":
+        return "is required"
+    if problem["type"] == "value_error":
+        return str(problem["ctx"]["error"])
+    return problem["msg"][0].lower() + problem["msg"][1:]
+
+
+def _section(loc: tuple[int | str, ...]) -> type[Section]:
+    """The section that a place in the file is of."""
+    sections: dict[int | str, type[Section]] = {
+        "calibration": Calibration,
+        "speculation": Speculation,
+        "lora": LoraAdapter,
+        "serving": ServingSettings,
+    }
+    return sections[loc[0]] if loc else ModelFile

@@ -8,7 +8,8 @@ import pytest
 
 from enginemesh.v1 import builds_pb2
 from mesh.errors import InvalidFieldError
-from mesh.model_file import FILE_LIMIT_BYTES, ModelFile, ModelFileError
+from mesh.model_file import ModelFile, ModelFileError
+from mesh.model_yaml import FILE_LIMIT_BYTES
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
 
@@ -23,18 +24,70 @@ def load(tmp_path, text):
 def test_example_loads(path):
     spec = ModelFile.load(path)
 
-    assert ModelFile.from_proto(spec.to_proto()) == spec
+    assert ModelFile.from_proto(spec.to_proto()) == spec.model_copy(update={"targets": ()})
 
 
-def test_values_are_read(tmp_path):
-    spec = load(
-        tmp_path,
-        "model: a.b-1\nkind: openvino\nsource: s3://b/p\nmax_seq_len: 4096\n"
-        "options: {profile: exact, step_ms: 2.5, loud: true}\n",
-    )
+EVERYTHING = """\
+model: big
+kind: tensorrt_llm
+source: hf://owner/name
+targets: [h100-sxm-80gb, "h200:mig-1g.18gb"]
+precision: fp8
+kv_cache_precision: fp8
+calibration: {data: my-samples.txt, samples: 256, seq_len: 1024}
+max_batch_size: 64
+max_input_len: 3072
+max_seq_len: 4096
+max_num_tokens: 8192
+tensor_parallel: 4
+pipeline_parallel: 2
+speculation: {method: medusa, source: hf://owner/heads, precision: fp16, tokens: 5}
+lora:
+  - {name: law, source: hf://owner/law}
+  - {name: tax, source: s3://bucket/tax}
+options: {reduce_fusion: true, tokens_per_block: 64, free_gpu_memory_fraction: 0.85}
+chat_template: "{{ messages }}"
+serving:
+  max_waiting_requests: 100
+  max_waiting_tokens: 1000000
+  max_waiting_s: 2.5
+  default_max_tokens: 512
+  min_workers: 1
+  max_workers: 4
+  scale_down_after_s: 300
+"""
 
-    assert (spec.model, spec.kind, spec.source, spec.max_seq_len) == ("a.b-1", "openvino", "s3://b/p", 4096)
-    assert spec.options == {"profile": "exact", "step_ms": "2.5", "loud": "true"}
+
+def test_every_field_is_read_and_sent(tmp_path):
+    spec = load(tmp_path, EVERYTHING)
+
+    assert {name for name in ModelFile.model_fields if not getattr(spec, name)} == set()
+    assert spec.options == {
+        "reduce_fusion": "true",
+        "tokens_per_block": "64",
+        "free_gpu_memory_fraction": "0.85",
+    }
+    assert spec.serving.max_waiting_s == 2.5
+    assert ModelFile.from_proto(spec.to_proto()) == spec.model_copy(update={"targets": ()})
+
+
+def test_sources_are_all_that_an_engine_is_made_from(tmp_path):
+    assert load(tmp_path, EVERYTHING).sources == {
+        "source": "hf://owner/name",
+        "calibration.data": "my-samples.txt",
+        "speculation.source": "hf://owner/heads",
+        "lora[0].source": "hf://owner/law",
+        "lora[1].source": "s3://bucket/tax",
+    }
+    assert ModelFile(model="m", kind="fake", calibration={}).sources == {}
+
+
+def test_absent_sections_stay_absent_and_empty_ones_empty():
+    spec = ModelFile(model="m", kind="fake", serving={})
+
+    read = ModelFile.from_proto(spec.to_proto())
+
+    assert (read.serving, read.calibration, read.speculation) == (spec.serving, None, None)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +96,12 @@ def test_values_are_read(tmp_path):
         ("kind: openvino\n", 1, "model", "is required"),
         ("kind: openvino\n\nmodel: Upper\n", 3, "model", "a-z"),
         ("model: m\nkind: Open Vino\n", 2, "kind", "engine kind"),
-        ("model: m\nkind: fake\nprecison: int8\n", 3, "precison", "no such field; there are model, kind"),
+        (
+            "model: m\nkind: fake\nprecison: int8\n",
+            3,
+            "precison",
+            "did you mean precision. there are model, kind",
+        ),
         ("model: m\nkind: fake\nmax_batch_size: -1\n", 3, "max_batch_size", "greater than or equal to 0"),
         ("model: m\nkind: fake\nmax_batch_size: many\n", 3, "max_batch_size", "integer"),
         ("model: m\nkind: fake\noptions:\n  a: x\n  b: [1]\n", 5, "options.b", "string"),
@@ -52,7 +110,23 @@ def test_values_are_read(tmp_path):
         ("model: m\nkind: [fake\n", 3, "", "not YAML"),
         ("- model\n", 1, "", "must hold fields"),
         ("", 1, "", "must hold fields"),
-        ("a: &a\n  b: *a\n", 1, "model", "is required"),
+        ("a: &a\n  b: *a\n", 1, "a", "no such field"),
+        ("modle: m\nkind: fake\n", 1, "modle", "did you mean model"),
+        ("model: m\nkind: fak\n", 2, "kind", "no engine kind 'fak'; did you mean fake"),
+        ("model: m\nkind: openvino\n", 1, "source", "is required for kind openvino"),
+        ("model: m\nkind: fake\nlora:\n- name: a\n  source: x\n- name: b\n", 6, "lora[1].source", "required"),
+        ("model: m\nkind: fake\nlora:\n- name: a\n  rank: x\n", 5, "lora[0].rank", "no such field"),
+        (
+            "model: m\nkind: fake\ncalibration:\n  sample: 5\n",
+            4,
+            "calibration.sample",
+            "did you mean samples. there are data, samples, seq_len",
+        ),
+        ("model: m\nkind: fake\nserving:\n  max_waiting_s: -1\n", 4, "serving.max_waiting_s", "equal to 0"),
+        ("model: m\nkind: fake\nspeculation:\n  method: guess\n", 4, "speculation.method", "draft_model"),
+        ("model: m\nkind: fake\ntargets:\n- cpu-x\n- 5\n", 5, "targets[1]", "must be a target"),
+        ("model: m\nkind: fake\ntargets: cpu-x\n", 3, "targets", "tuple"),
+        ("model: m\nkind: fake\nserving:\n  a:\n    b: 1\n    b: 2\n", 6, "serving.a.b", "second time"),
     ],
 )
 def test_fault_names_line_and_field(tmp_path, text, line, field, words):
@@ -92,6 +166,10 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
         ({"model": "m"}, "spec.kind"),
         ({"model": "m", "kind": "fake", "source": "x" * 1025}, "spec.source"),
         ({"model": "m", "kind": "fake", "precision": "../x"}, "spec.precision"),
+        ({"model": "m", "kind": "fake", "precision": "int8"}, "spec.precision"),
+        ({"model": "m", "kind": "other"}, "spec.kind"),
+        ({"model": "m", "kind": "fake", "lora": [{"name": "a", "source": "x"}, {}]}, "spec.lora[1].name"),
+        ({"model": "m", "kind": "fake", "lora": [{"name": "a", "source": "x"}]}, "spec.lora[0]"),
         ({"model": "m", "kind": "fake", "max_seq_len": 1 << 30}, "spec.max_seq_len"),
         ({"model": "m", "kind": "fake", "options": {str(i): "" for i in range(3)}}, "spec.options"),
         ({"model": "m", "kind": "fake", "options": {f"o{i}": "" for i in range(65)}}, "spec.options"),
@@ -102,3 +180,16 @@ def test_request_fault_names_field(spec, field):
         ModelFile.from_proto(builds_pb2.ModelSpec(**spec))
 
     assert caught.value.field == field
+
+
+def test_aliases_that_would_unfold_without_end_cost_nothing(tmp_path):
+    levels = ["a0: &a0 [" + "x," * 500 + "]"]
+    levels += [f"a{n}: &a{n} [" + f"*a{n - 1}," * 500 + "]" for n in range(1, 8)]
+
+    with pytest.raises(ModelFileError, match="no such field"):
+        load(tmp_path, "\n".join(levels))
+
+
+def test_deep_nesting_is_refused(tmp_path):
+    with pytest.raises(ModelFileError, match="nested too deeply"):
+        load(tmp_path, "model: " + "[" * 5000 + "]" * 5000)
