@@ -7,8 +7,8 @@ import signal
 
 from build_worker.worker import BuildWorker
 from mesh import logging, telemetry
+from mesh.hardware import detect_target
 from mesh.settings import BuildWorkerSettings
-from mesh.target import detect_cpu
 
 
 async def work(settings: BuildWorkerSettings) -> None:
@@ -16,7 +16,7 @@ async def work(settings: BuildWorkerSettings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await BuildWorker(settings, detect_cpu()).run(stop)
+    await BuildWorker(settings, detect_target(settings.kind_list)).run(stop)
 
 
 def main() -> None:

@@ -54,8 +54,9 @@ def match(manifest: Manifest, device: Target, versions: Mapping[str, str], polic
         device: The hardware that was detected.
         versions: Versions of the tools that would run it, by the names that the manifest uses. Every
             version that the manifest names must be the same here.
-        policy: exact: the same product, slice and memory. same_compute_capability: any product of the
-            same SM. compatible: whatever the engine's code can run on (CPUs: a wider instruction set).
+        policy: exact: the same product and slice. same_compute_capability: any product or slice of the
+            same SM. compatible: whatever the engine's code can run on (GPUs: no more than that; CPUs: a
+            wider instruction set too).
     """
     reasons = [
         *_device_reasons(manifest.target, device, policy),
@@ -86,15 +87,17 @@ def _device_reasons(expected: Target, actual: Target, policy: Policy) -> list[Mi
         return [Mismatch("device type", expected.device_type, actual.device_type)]
     if expected.device_type == "cpu":
         return _cpu_reasons(expected, actual, policy)
-    names = ["compute_capability", "cuda_major"]
+    reasons = _differing(expected, actual, ["compute_capability", "cuda_major"])
     if policy == "exact":
-        names += ["device_name", "mig_profile"]
-    reasons = _differing(expected, actual, names)
-    if policy == "exact" and _gib(expected.memory_bytes) != _gib(actual.memory_bytes):
-        reasons.append(
-            Mismatch("memory", f"{_gib(expected.memory_bytes)} GiB", f"{_gib(actual.memory_bytes)} GiB")
-        )
+        if expected.product != actual.product:
+            reasons += _differing(expected, actual, ["device_name"]) + _memory_reasons(expected, actual)
+        reasons += _differing(expected, actual, ["mig_profile"])
     return reasons
+
+
+def _memory_reasons(expected: Target, actual: Target) -> list[Mismatch]:
+    wanted, found = f"{_gib(expected.memory_bytes)} GiB", f"{_gib(actual.memory_bytes)} GiB"
+    return [Mismatch("memory", wanted, found)] if wanted != found else []
 
 
 def _cpu_reasons(expected: Target, actual: Target, policy: Policy) -> list[Mismatch]:

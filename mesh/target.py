@@ -12,6 +12,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict
 
 from enginemesh.v1 import targets_pb2
+from mesh.gpus import find_gpu, named_gpu, slice_name, target_names
 
 # Widest first. The names are OpenVINO's families of kernels, folded to what changes the result or the
 # speed of an engine.
@@ -22,6 +23,10 @@ _ISA_LIMITS = {
     "avx2": {"AVX2", "AVX2_VNNI", "AVX2_VNNI_2"},
     "avx512": {"AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16", "AVX512_CORE_FP16"},
 }
+_CPU_NAME = re.compile(r"cpu-(x86_64|aarch64)-([a-z0-9]+)")
+
+CUDA_MAJOR = 13
+"""What a target that is only named is taken to have: the version that today's engine kinds are made with."""
 
 
 class Target(BaseModel):
@@ -43,6 +48,24 @@ class Target(BaseModel):
     multiprocessors: int = 0
 
     @property
+    def name(self) -> str:
+        """What model files call it; its key where it is no GPU of the table of known ones."""
+        gpu = find_gpu(self.device_name) if self.device_type == "gpu" else None
+        if gpu is None or (self.mig_profile and gpu.mig_profile(self.mig_profile) is None):
+            return self.key
+        return slice_name(gpu.key, self.mig_profile) if self.mig_profile else gpu.key
+
+    @property
+    def product(self) -> str:
+        """What kind of device it is, apart from slices: of a known GPU its key, of others name and memory.
+
+        Memory tells variants of unknown products apart. It says nothing of known ones: there it varies by
+        some percent with the driver and with ECC.
+        """
+        gpu = find_gpu(self.device_name)
+        return gpu.key if gpu else f"{_slug(self.device_name)}-{round(self.memory_bytes / 2**30)}g"
+
+    @property
     def key(self) -> str:
         """A short name of everything that an engine depends on; builds queue under it.
 
@@ -50,16 +73,39 @@ class Target(BaseModel):
         """
         if self.device_type == "cpu":
             return f"cpu-{self.architecture}-{self.instruction_set}"
-        capability = "sm" + self.compute_capability.replace(".", "")
-        parts = [
-            capability,
-            _slug(self.device_name),
-            f"{round(self.memory_bytes / 2**30)}g",
-            f"cuda{self.cuda_major}",
-        ]
+        parts = ["sm" + self.compute_capability.replace(".", ""), self.product]
         if self.mig_profile:
-            parts.insert(2, f"mig-{_slug(self.mig_profile)}")
-        return "-".join(parts)
+            parts.append(f"mig-{_slug(self.mig_profile)}")
+        return "-".join([*parts, f"cuda{self.cuda_major}"])
+
+    @classmethod
+    def from_name(cls, name: str, cuda_major: int = CUDA_MAJOR) -> Target:
+        """The target that a model file calls by this name.
+
+        Args:
+            name: Such as "h200", "a100-sxm-80gb:mig-1g.10gb" or "cpu-x86_64-avx512".
+            cuda_major: CUDA major version of the GPU's host.
+
+        Raises:
+            ValueError: there is no such target; says which there are.
+        """
+        found = named_gpu(name)
+        if found is not None:
+            gpu, profile = found
+            part = profile or gpu
+            return cls(
+                device_type="gpu",
+                device_name=gpu.nvml_name,
+                compute_capability=gpu.compute_capability,
+                mig_profile=profile.name if profile else "",
+                memory_bytes=part.memory_bytes,
+                cuda_major=cuda_major,
+                multiprocessors=part.multiprocessors,
+            )
+        cpu = _CPU_NAME.fullmatch(name)
+        if cpu is None or cpu[2] not in INSTRUCTION_SET_ORDER:
+            raise ValueError(_unknown(name))
+        return cls(device_type="cpu", device_name="", architecture=cpu[1], instruction_set=cpu[2])
 
     def to_proto(self) -> targets_pb2.Target:
         """The same as enginemesh.v1.Target."""
@@ -69,6 +115,18 @@ class Target(BaseModel):
     def from_proto(cls, message: targets_pb2.Target) -> Target:
         """The inverse of to_proto; the key is made anew."""
         return cls(**{name: getattr(message, name) for name in cls.model_fields})
+
+
+def _unknown(name: str) -> str:
+    gpu = name.partition(":")[0]
+    near = [known for known in target_names() if known.startswith(f"{gpu}:mig-")]
+    if near:
+        return f"{gpu} has no such slice; there are {', '.join(near)}"
+    gpus = [known for known in target_names() if ":" not in known]
+    cpus = f"cpu-<x86_64 or aarch64>-<{', '.join(INSTRUCTION_SET_ORDER)}>"
+    return (
+        f"no target is named {name!r}; there are {', '.join(gpus)} (slices: <gpu>:mig-<profile>) and {cpus}"
+    )
 
 
 def detect_cpu() -> Target:

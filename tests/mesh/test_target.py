@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from mesh import target
+from mesh.gpus import target_names
 from mesh.target import Target, detect_cpu
 
 VARIABLES = ("OV_CPU_MAX_ISA", "ONEDNN_MAX_CPU_ISA")
@@ -137,11 +138,12 @@ def test_limit_does_not_widen(machine):
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        ({}, "sm90-nvidia-h100-80gb-hbm3-80g-cuda12"),
-        (
-            {"mig_profile": "3g.40gb", "memory_bytes": 42 << 30},
-            "sm90-nvidia-h100-80gb-hbm3-mig-3g.40gb-42g-cuda12",
-        ),
+        ({}, "sm90-h100-sxm-80gb-cuda12"),
+        ({"memory_bytes": 81_000_000_000}, "sm90-h100-sxm-80gb-cuda12"),
+        ({"device_name": "H100 80GB HBM3"}, "sm90-h100-sxm-80gb-cuda12"),
+        ({"mig_profile": "3g.40gb"}, "sm90-h100-sxm-80gb-mig-3g.40gb-cuda12"),
+        ({"mig_profile": "1c.3g.40gb"}, "sm90-h100-sxm-80gb-mig-1c.3g.40gb-cuda12"),
+        ({"device_name": "NVIDIA H100X", "mig_profile": "1g.9gb"}, "sm90-nvidia-h100x-80g-mig-1g.9gb-cuda12"),
         ({"device_name": "Odd {name}: x/y*", "compute_capability": "12.0"}, "sm120-odd-name-x-y-80g-cuda12"),
     ],
 )
@@ -155,3 +157,45 @@ def test_target_survives_its_message(found):
 
     assert message.key == found.key
     assert Target.from_proto(message) == found
+
+
+@pytest.mark.parametrize("name", [*target_names(), "cpu-x86_64-avx512", "cpu-aarch64-neon"])
+def test_named_target_has_its_name(name):
+    named = Target.from_name(name)
+
+    assert named.name == name
+    assert Target.from_proto(named.to_proto()) == named
+
+
+def test_named_gpu_is_the_one_that_nvml_finds():
+    assert Target.from_name("h100-sxm-80gb", cuda_major=12).key == H100.key
+    assert H100.name == "h100-sxm-80gb"
+
+
+def test_named_cpu_is_the_one_that_is_detected():
+    found = detect_cpu()
+
+    assert Target.from_name(found.name).key == found.key
+
+
+def test_targets_have_keys_of_their_own():
+    keys = [Target.from_name(name).key for name in target_names()]
+
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("h100", "no target is named 'h100'; there are a10, .*h100-sxm-80gb"),
+        ("l4:mig-1g.5gb", "no target is named 'l4:mig-1g.5gb'"),
+        ("h200:mig-1g.10gb", "h200 has no such slice; there are h200:mig-1g.18gb, h200:mig-1g.35gb"),
+        ("h200:mig-", "h200 has no such slice"),
+        ("h200:1g.18gb", "h200 has no such slice"),
+        ("cpu-x86_64-avx99", "cpu-<x86_64 or aarch64>-<baseline, neon, avx2, avx512, amx>"),
+        ("", "no target is named ''"),
+    ],
+)
+def test_unknown_name_is_refused_with_the_known_ones(name, problem):
+    with pytest.raises(ValueError, match=problem):
+        Target.from_name(name)
