@@ -1,17 +1,11 @@
 """Engines in the store: content-addressed blobs, then the manifest, then the markers that make it found.
 
-Layout of the bucket:
-
-    blobs/sha256/<first two digits>/<sha256>   a file of one or more engines
-    manifests/<engine>.json                    canonical JSON; its sha256 is the engine's digest
-    builds/<build key>                         text: the digest of the engine that the build made
-    models/<model>/<engine>                    empty: this model has this engine
+mesh/store_layout.py says what lies where.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,43 +13,77 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from mesh.errors import IntegrityError, NotFoundError, PreconditionError
+from mesh.errors import IntegrityError, InvalidFieldError, NotFoundError, PreconditionError
 from mesh.manifest import Manifest
+from mesh.publication import Publication
+from mesh.signing import SIGNATURE_LIMIT_BYTES, Signature
+from mesh.store_layout import (
+    MANIFEST_LIMIT_BYTES,
+    MANIFEST_SUFFIX,
+    MANIFESTS,
+    MODELS,
+    blob_key,
+    build_marker,
+    manifest_key,
+    model_marker,
+    signatures_prefix,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
     from pathlib import Path
-    from typing import BinaryIO
 
-    from mesh.manifest import EngineFile
     from mesh.object_store import ObjectStore
+    from mesh.signing import SigningKey, Trust
 
-MANIFEST_LIMIT_BYTES = 8 << 20
+__all__ = ["EngineRecord", "EngineStore", "blob_key"]
+
 PARALLEL_READS = 8
+SIGNATURES_LIMIT = 16
+"""Signatures of one engine that are read; more than these nobody looks at."""
+
+PREFIX_MIN = 4
+"""Digits of a digest that may name an engine, if no other begins alike."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_PREFIX = re.compile(rf"[0-9a-f]{{{PREFIX_MIN},64}}")
 _log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
 class EngineRecord:
-    """An engine and when its manifest was published (UTC)."""
+    """An engine, when its manifest was published (UTC), and who signed it."""
 
     manifest: Manifest
     create_time: datetime
+    signatures: tuple[Signature, ...] = ()
 
     @property
     def digest(self) -> str:
         """The engine's name."""
         return self.manifest.digest
 
+    def refusal(self, trust: Trust) -> str:
+        """Why this engine may not be used where this trust holds; empty if it may."""
+        return trust.refusal(self.manifest.to_bytes(), self.signatures)
+
 
 class EngineStore:
-    """Engines in an object store. Synchronous and thread-safe, with the errors of ObjectStore."""
+    """Engines in an object store. Synchronous and thread-safe, with the errors of ObjectStore.
 
-    def __init__(self, objects: ObjectStore) -> None:
+    Args:
+        objects: Where.
+        signing_key: Signs what is published.
+        trust: Engines that it refuses are not found as what a build made.
+    """
+
+    def __init__(
+        self, objects: ObjectStore, signing_key: SigningKey | None = None, trust: Trust | None = None
+    ) -> None:
         self.objects = objects
+        self._signing_key = signing_key
+        self._trust = trust
 
     def publish(
         self, manifest: Manifest, folder: Path, on_progress: Callable[[int, int], None] | None = None
@@ -63,7 +91,8 @@ class EngineStore:
         """Stores an engine whose files lie in `folder`; nobody sees it before it is whole.
 
         Blobs that the store has already are not sent again. Publishing the same engine twice, also at the
-        same time, is harmless; of two engines of one build the first is the one that find_build gives.
+        same time, is harmless; of two engines of one build the first is the one that find_build gives. If
+        this fails, what it sent and nobody else needs is removed.
 
         Args:
             manifest: The engine.
@@ -74,19 +103,9 @@ class EngineStore:
             IntegrityError: a file differs from what the manifest says of it.
             FileNotFoundError: a file is missing.
         """
-        done = 0
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            if on_progress:
-                on_progress(done, manifest.size)
-
-        for file in manifest.files:
-            self._publish_blob(file, folder / file.path, advance)
-        self.objects.put_if_absent(_manifest_key(manifest.digest), manifest.to_bytes())
+        Publication(self.objects, manifest, folder, on_progress).run(self._signing_key)
         self._mark_build(manifest)
-        self.objects.put_if_absent(f"models/{manifest.model}/{manifest.digest}", b"")
+        self.objects.put_if_absent(model_marker(manifest.model, manifest.digest), b"")
 
     def manifest(self, digest: str) -> Manifest:
         """The manifest of one engine.
@@ -102,27 +121,79 @@ class EngineStore:
         if not _DIGEST.fullmatch(digest):
             raise NotFoundError("engine", digest)
         try:
-            info, data = self.objects.get(_manifest_key(digest), MANIFEST_LIMIT_BYTES)
+            info, data = self.objects.get(manifest_key(digest), MANIFEST_LIMIT_BYTES)
         except NotFoundError:
             raise NotFoundError("engine", digest) from None
-        return EngineRecord(Manifest.from_bytes(data, digest), info.last_modified)
+        manifest = Manifest.from_bytes(data, digest)
+        return EngineRecord(manifest, info.last_modified, self._signatures(digest))
+
+    def resolve(self, name: str) -> str:
+        """The digest that begins with `name`, the way in which people write one; "engines/" may go before.
+
+        Raises:
+            NotFoundError: the store has none.
+            InvalidFieldError: several begin alike.
+        """
+        start = name.removeprefix("engines/")
+        if not _PREFIX.fullmatch(start):
+            raise InvalidFieldError(
+                "engine", f"must be a digest or at least its first {PREFIX_MIN} digits, not {name!r}"
+            )
+        found = [_digest_in(entry.key) for entry in self.objects.list(f"{MANIFESTS}{start}")]
+        if not found:
+            raise NotFoundError("engine", name)
+        if len(found) > 1:
+            raise InvalidFieldError("engine", f"{len(found)} engines begin with {start}: give more digits")
+        return found[0]
 
     def find_build(self, build_key: str) -> str | None:
-        """The digest of the engine that a build made; None if the store has none."""
+        """The digest of the engine that a build made; None if the store has none, or none that is trusted."""
         try:
-            digest = self.objects.get_bytes(f"builds/{build_key}", limit=64).decode("ascii", "replace")
+            digest = self.objects.get_bytes(build_marker(build_key), limit=64).decode("ascii", "replace")
         except NotFoundError:
             return None
-        is_there = _DIGEST.fullmatch(digest) and self.objects.exists(_manifest_key(digest))
-        return digest if is_there else None
+        if self._trust is None:
+            is_there = _DIGEST.fullmatch(digest) and self.objects.exists(manifest_key(digest))
+            return digest if is_there else None
+        try:
+            refusal = self.record(digest).refusal(self._trust)
+        except (NotFoundError, IntegrityError) as error:
+            refusal = error.message
+        if refusal:
+            _log.warning("engine of the same build not used", engine=digest, reason=refusal)
+        return None if refusal else digest
 
     def engines(self, model: str | None = None) -> list[EngineRecord]:
         """All engines, or those of one model, newest first. Manifests that cannot be read are left out."""
-        prefix = "manifests/" if model is None else f"models/{model}/"
-        names = [entry.key.removeprefix(prefix).removesuffix(".json") for entry in self.objects.list(prefix)]
+        prefix = MANIFESTS if model is None else f"{MODELS}{model}/"
+        names = [_digest_in(entry.key) for entry in self.objects.list(prefix)]
         with ThreadPoolExecutor(PARALLEL_READS) as pool:
             records = [record for record in pool.map(self._readable_record, names) if record]
         return sorted(records, key=lambda record: (record.create_time, record.digest), reverse=True)
+
+    def hide(self, manifest: Manifest) -> None:
+        """Makes sure that no build finds this engine any more; `show` is the inverse."""
+        key = build_marker(manifest.build_key)
+        try:
+            is_its = self.objects.get_bytes(key, limit=64) == manifest.digest.encode()
+        except NotFoundError:
+            return
+        if is_its:
+            self.objects.delete(key)
+
+    def show(self, manifest: Manifest) -> None:
+        """Has the engine found as what its build made, unless another took its place."""
+        self._mark_build(manifest)
+
+    def remove(self, digest: str, model: str) -> None:
+        """Removes an engine, but not its blobs, which other engines may share; harmless if it is not there.
+
+        Nobody may use it; mesh/bus/engine_removal.py makes sure of that.
+        """
+        self.objects.delete(manifest_key(digest))
+        self.objects.delete(model_marker(model, digest))
+        for entry in list(self.objects.list(signatures_prefix(digest))):
+            self.objects.delete(entry.key)
 
     def read_file(self, manifest: Manifest, path: str, limit: int) -> bytes:
         """One file of an engine, checked against its digest.
@@ -149,32 +220,19 @@ class EngineStore:
             raise IntegrityError(f"blob of {path!r} has another digest", expected=file.sha256)
         return data
 
-    def _publish_blob(self, file: EngineFile, path: Path, advance: Callable[[int], None]) -> None:
-        key = blob_key(file.sha256)
-        if self._has(key, file.size):
-            advance(file.size)
-            return
-        with path.open("rb") as stream:
-            actual = os.fstat(stream.fileno()).st_size
-            if actual != file.size:
-                raise IntegrityError(
-                    f"file {file.path!r} has {actual} bytes, its manifest says {file.size}",
-                    expected=file.size,
-                    actual=actual,
+    def _signatures(self, digest: str) -> tuple[Signature, ...]:
+        signatures = []
+        for entry in list(self.objects.list(signatures_prefix(digest)))[:SIGNATURES_LIMIT]:
+            try:
+                signatures.append(
+                    Signature.from_bytes(self.objects.get_bytes(entry.key, SIGNATURE_LIMIT_BYTES))
                 )
-            reader = _CheckedReader(stream, file, advance)
-            if file.size == 0:
-                reader.check()  # of an empty stream nothing is read
-            self.objects.put_stream(key, reader, file.size)
-
-    def _has(self, key: str, size: int) -> bool:
-        try:
-            return self.objects.stat(key).size == size
-        except NotFoundError:
-            return False
+            except (NotFoundError, PreconditionError, IntegrityError) as error:  # it is worth nothing
+                _log.warning("signature left out", key=entry.key, reason=error.message)
+        return tuple(signatures)
 
     def _mark_build(self, manifest: Manifest) -> None:
-        key = f"builds/{manifest.build_key}"
+        key = build_marker(manifest.build_key)
         digest = manifest.digest.encode()
         if not self.objects.put_if_absent(key, digest) and self.find_build(manifest.build_key) is None:
             self.objects.put_bytes(key, digest)  # the marker named an engine that was removed since
@@ -187,41 +245,5 @@ class EngineStore:
             return None
 
 
-def blob_key(sha256: str) -> str:
-    """Where the blob of this digest lies in the bucket."""
-    return f"blobs/sha256/{sha256[:2]}/{sha256}"
-
-
-def _manifest_key(digest: str) -> str:
-    return f"manifests/{digest}.json"
-
-
-class _CheckedReader:
-    """Reads a file and raises IntegrityError with its last byte unless the digest is the expected one.
-
-    The store makes an object only after its last byte was read, so nothing wrong gets in.
-    """
-
-    def __init__(self, stream: BinaryIO, file: EngineFile, advance: Callable[[int], None]) -> None:
-        self._stream = stream
-        self._file = file
-        self._advance = advance
-        self._digest = hashlib.sha256()
-        self._count = 0
-
-    def read(self, size: int) -> bytes:
-        data = self._stream.read(size)
-        self._digest.update(data)
-        self._count += len(data)
-        if self._count >= self._file.size:
-            self.check()
-        self._advance(len(data))
-        return data
-
-    def check(self) -> None:
-        if self._digest.hexdigest() != self._file.sha256:
-            raise IntegrityError(
-                f"file {self._file.path!r} has another digest than its manifest says",
-                expected=self._file.sha256,
-                actual=self._digest.hexdigest(),
-            )
+def _digest_in(key: str) -> str:
+    return key.rpartition("/")[2].removesuffix(MANIFEST_SUFFIX)

@@ -8,9 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mesh.engine_store import EngineStore, blob_key
-from mesh.errors import IntegrityError, NotFoundError, PreconditionError, UnavailableError
+from mesh.errors import (
+    IntegrityError,
+    InvalidFieldError,
+    NotFoundError,
+    PreconditionError,
+    UnavailableError,
+)
 from mesh.manifest import EngineFile
 from mesh.object_store import PART_BYTES
+from mesh.signing import SigningKey, Trust, load_public_keys
+from mesh.store_layout import MANIFEST_LIMIT_BYTES
 from tests import engines
 
 FILES = {"tokenizer.json": b'{"tokens":[]}', "model/weights.bin": bytes(range(256)) * 40, "empty": b""}
@@ -72,14 +80,143 @@ def test_manifest_is_written_after_blobs_and_before_markers(store, objects, fold
         objects, "put_if_absent", lambda key, data: written.append(key) or put_if_absent(key, data)
     )
     manifest = engines.manifest(FILES)
-    store.publish(manifest, folder)
+    key = SigningKey.generate()
+    EngineStore(objects, key).publish(manifest, folder)
 
-    assert written == [
+    assert written[0].startswith(f"publishing/{manifest.digest}/")
+    assert written[1:] == [
         *(blob_key(file.sha256) for file in manifest.files),
+        f"signatures/{manifest.digest}/{key.key_id}.json",
         f"manifests/{manifest.digest}.json",
         f"builds/{manifest.build_key}",
         f"models/m/{manifest.digest}",
     ]
+    assert sorted(keys(objects)) == sorted(written[1:])
+
+
+def test_signature_comes_back_with_the_engine(objects, folder):
+    key = SigningKey.generate()
+    store = EngineStore(objects, key)
+    manifest = engines.manifest(FILES)
+    store.publish(manifest, folder)
+
+    assert store.record(manifest.digest).signatures == (key.sign(manifest.to_bytes()),)
+    assert store.engines() == [store.record(manifest.digest)]
+
+
+def test_publishers_with_two_keys_both_sign(objects, folder):
+    manifest = engines.manifest(FILES)
+    signing = [SigningKey.generate() for _ in range(2)]
+    for key in signing:
+        EngineStore(objects, key).publish(manifest, folder)
+
+    signatures = EngineStore(objects).record(manifest.digest).signatures
+    assert {signature.key_id for signature in signatures} == {key.key_id for key in signing}
+
+
+def test_what_is_no_signature_hides_no_engine(store, objects, folder):
+    manifest = engines.manifest(FILES)
+    store.publish(manifest, folder)
+    objects.put_bytes(f"signatures/{manifest.digest}/0123456789abcdef.json", b"scribble")
+    objects.put_bytes(f"signatures/{manifest.digest}/huge", bytes(5000))
+
+    assert store.record(manifest.digest).signatures == ()
+
+
+def test_engine_that_is_not_trusted_is_not_what_the_build_made(objects, folder):
+    key = SigningKey.generate()
+    trust = Trust(load_public_keys(key.save(folder.parent / "key")), "require")
+    unsigned, signed = engines.manifest(FILES), engines.manifest(FILES)
+    store = EngineStore(objects, trust=trust)
+    store.publish(unsigned, folder)
+    assert store.find_build(unsigned.build_key) is None
+    EngineStore(objects, key).publish(unsigned, folder)
+    EngineStore(objects, key).publish(signed, folder)
+
+    assert store.find_build(unsigned.build_key) == unsigned.digest
+    assert store.find_build(signed.build_key) == signed.digest
+
+
+def test_trusted_engine_takes_the_place_of_one_that_is_not(objects, folder):
+    key = SigningKey.generate()
+    trust = Trust(load_public_keys(key.save(folder.parent / "key")), "require")
+    planted = engines.manifest(FILES)
+    EngineStore(objects).publish(planted, folder)
+    store = EngineStore(objects, key, trust)
+    ours = engines.manifest(FILES, build_key=planted.build_key, precision="other")
+    store.publish(ours, folder)
+
+    assert store.find_build(planted.build_key) == ours.digest
+
+
+def test_weights_common_to_two_targets_are_stored_once(store, objects, tmp_path):
+    weights = os.urandom(100_000)
+    one = {"tokenizer.json": b"{}", "weights.bin": weights, "kernels": b"for avx2"}
+    other = {"tokenizer.json": b"{}", "model/weights.bin": weights, "kernels": b"for amx"}
+    wider = engines.TARGET.model_copy(update={"instruction_set": "amx"})
+    first, second = engines.manifest(one), engines.manifest(other, target=wider)
+    store.publish(first, engines.write(tmp_path / "one", one))
+    store.publish(second, engines.write(tmp_path / "other", other))
+
+    blobs = list(objects.list("blobs/"))
+    assert first.target.key != second.target.key
+    assert len(blobs) == 4  # weights, tokenizer, and kernels of each
+    assert sum(entry.size for entry in blobs) < 1.1 * len(weights)
+    assert store.read_file(first, "weights.bin", 100_000) == weights
+    assert store.read_file(second, "model/weights.bin", 100_000) == weights
+
+
+def test_damaged_manifest_is_mended_by_publishing_again(store, objects, folder):
+    manifest = engines.manifest(FILES)
+    store.publish(manifest, folder)
+    for content in (b"scribble", bytes(MANIFEST_LIMIT_BYTES + 1)):
+        objects.put_bytes(f"manifests/{manifest.digest}.json", content)
+        store.publish(manifest, folder)
+        assert store.manifest(manifest.digest) == manifest
+
+
+def test_engine_is_named_by_the_first_digits_of_its_digest(store, folder):
+    manifests = [engines.manifest(FILES) for _ in range(3)]
+    for manifest in manifests:
+        store.publish(manifest, folder)
+
+    for manifest in manifests:
+        for name in (manifest.digest, manifest.digest[:12], f"engines/{manifest.digest}"):
+            assert store.resolve(name) == manifest.digest
+    with pytest.raises(NotFoundError, match="no engine named"):
+        store.resolve("0" * 20)
+
+
+def test_digits_that_begin_two_engines_are_refused(store, objects):
+    for end in "12":
+        objects.put_bytes("manifests/" + "0" * 63 + end + ".json", b"")
+
+    with pytest.raises(InvalidFieldError, match="2 engines begin with 0000"):
+        store.resolve("0000")
+    for name in ("000", "", "../0000", "0000G"):
+        with pytest.raises(InvalidFieldError, match="at least its first 4 digits"):
+            store.resolve(name)
+
+
+def test_removed_engine_leaves_only_its_blobs(objects, folder):
+    store = EngineStore(objects, SigningKey.generate())
+    manifest = engines.manifest(FILES)
+    store.publish(manifest, folder)
+    store.hide(manifest)
+    for _ in range(2):
+        store.remove(manifest.digest, "m")
+
+    assert keys(objects) == sorted(blob_key(file.sha256) for file in manifest.files)
+
+
+def test_hidden_engine_is_made_again_and_shown_engine_is_found(store, folder):
+    manifest = engines.manifest(FILES)
+    store.publish(manifest, folder)
+    store.hide(manifest)
+    assert store.find_build(manifest.build_key) is None
+    store.show(manifest)
+
+    assert store.find_build(manifest.build_key) == manifest.digest
 
 
 @pytest.mark.parametrize("size", [1000, 2 * PART_BYTES + 1])
@@ -93,8 +230,7 @@ def test_file_that_differs_from_its_manifest_publishes_nothing(store, objects, t
 
     with pytest.raises(IntegrityError, match="'weights' has another digest"):
         store.publish(manifest, folder)
-    assert keys(objects) == [blob_key(engines.sha256(b"{}"))]
-    assert store.engines() == []
+    assert keys(objects) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"{} "])
@@ -258,6 +394,9 @@ def test_store_that_dies_while_publishing_leaves_no_engine(connect_store, store,
     with pytest.raises(UnavailableError, match="ENGINEMESH_S3_ENDPOINT"):
         behind.publish(manifest, folder, die)
     assert store.engines() == []
-    assert keys(objects) == [blob_key(engines.sha256(b"{}"))]
+    left = keys(objects)
+    assert left[0] == blob_key(engines.sha256(b"{}"))
+    assert all(key.startswith(f"publishing/{manifest.digest}/") for key in left[1:])
     store.publish(manifest, folder)
     assert store.manifest(manifest.digest) == manifest
+    assert not list(objects.list("publishing/"))

@@ -1,0 +1,53 @@
+"""Where things lie in the bucket of engines.
+
+blobs/sha256/<first two digits>/<sha256>   a file of one or more engines
+manifests/<engine>.json                    canonical JSON; its sha256 is the engine's digest
+signatures/<engine>/<key id>.json          a signature over the manifest
+builds/<build key>                         text: the digest of the engine that the build made
+models/<model>/<engine>                    empty: this model has this engine
+publishing/<engine>/<publisher>            JSON list: blobs that somebody who publishes relies on
+sweeps/<sweep>                             JSON list: blobs that a garbage collection is about to remove
+"""
+
+from __future__ import annotations
+
+BLOBS = "blobs/sha256/"
+MANIFESTS = "manifests/"
+MANIFEST_SUFFIX = ".json"
+SIGNATURES = "signatures/"
+BUILDS = "builds/"
+MODELS = "models/"
+PUBLISHING = "publishing/"
+SWEEPS = "sweeps/"
+
+MANIFEST_LIMIT_BYTES = 8 << 20
+
+
+def blob_key(sha256: str) -> str:
+    """Where the blob of this digest lies."""
+    return f"{BLOBS}{sha256[:2]}/{sha256}"
+
+
+def manifest_key(digest: str) -> str:
+    """Where the manifest of an engine lies."""
+    return f"{MANIFESTS}{digest}{MANIFEST_SUFFIX}"
+
+
+def signatures_prefix(digest: str) -> str:
+    """Below which the signatures of an engine lie."""
+    return f"{SIGNATURES}{digest}/"
+
+
+def signature_key(digest: str, key_id: str) -> str:
+    """Where the signature of an engine by this key lies."""
+    return f"{signatures_prefix(digest)}{key_id}.json"
+
+
+def build_marker(build_key: str) -> str:
+    """Where the name of the engine that a build made lies."""
+    return f"{BUILDS}{build_key}"
+
+
+def model_marker(model: str, digest: str) -> str:
+    """What says that a model has an engine."""
+    return f"{MODELS}{model}/{digest}"
