@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from mesh.bus.connection import BLOCK_LIMIT_S
 from mesh.engine_store import EngineRecord
 from mesh.errors import IntegrityError
 from mesh.manifest import Manifest, canonical_json
+from mesh.signing import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -123,23 +125,36 @@ def _place(event: str) -> tuple[int, int]:
     return int(milliseconds), int(sequence)
 
 
-async def rebuild_index(store: EngineStore, index: EngineIndex) -> int:
-    """Makes the index agree with the store; returns how many engines there are.
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What rebuild_index found: engines in the store, and which the index had not or no longer should."""
+
+    engines: int
+    added: tuple[EngineRecord, ...]
+    forgotten: tuple[EngineRecord, ...]
+
+
+async def rebuild_index(store: EngineStore, index: EngineIndex) -> Rebuilt:
+    """Makes the index agree with the store.
 
     Engines that others publish meanwhile are kept: only what was in the index before the store was read
     can be forgotten.
     """
-    known = await index.engines()
+    known = {record.digest: record for record in await index.engines()}
     records = await asyncio.to_thread(store.engines)
     stored = {record.digest for record in records}
-    await index.rebuild(records, forget=[record for record in known if record.digest not in stored])
-    return len(records)
+    forgotten = tuple(record for digest, record in known.items() if digest not in stored)
+    await index.rebuild(records, forget=forgotten)
+    return Rebuilt(len(records), tuple(r for r in records if r.digest not in known), forgotten)
 
 
 def _encode(record: EngineRecord) -> bytes:
-    milliseconds = round(record.create_time.timestamp() * 1000)
     return canonical_json(
-        {"create_time_ms": milliseconds, "manifest": record.manifest.model_dump(mode="json")}
+        {
+            "create_time_ms": round(record.create_time.timestamp() * 1000),
+            "manifest": json.loads(record.manifest.to_bytes()),
+            "signatures": [signature.model_dump(mode="json") for signature in record.signatures],
+        }
     )
 
 
@@ -148,7 +163,8 @@ def _decode(digest: str, value: bytes) -> EngineRecord | None:
     create_time = datetime.fromtimestamp(fields["create_time_ms"] / 1000, tz=timezone.utc)
     try:
         manifest = Manifest.from_bytes(canonical_json(fields["manifest"]), digest)
+        signatures = [Signature.from_bytes(canonical_json(each)) for each in fields.get("signatures", ())]
     except IntegrityError as error:  # as of another version of the mesh; one entry must not hide all
         _log.warning("engine left out", engine=digest, reason=error.message)
         return None
-    return EngineRecord(manifest, create_time)
+    return EngineRecord(manifest, create_time, tuple(signatures))

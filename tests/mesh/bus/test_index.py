@@ -8,8 +8,9 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from mesh.bus import keys
-from mesh.bus.index import NO_EVENT, EngineIndex, rebuild_index
+from mesh.bus.index import NO_EVENT, EngineIndex, Rebuilt, rebuild_index
 from mesh.engine_store import EngineRecord
+from mesh.signing import SigningKey
 from tests import engines
 from tests.conditions import until
 
@@ -131,10 +132,20 @@ async def test_rebuild_makes_the_index_what_the_store_is(index):
     await index.add(gone)
     seen = await index.latest_event_id()
 
-    assert await rebuild_index(ListedStore([kept, new]), index) == 2
+    assert await rebuild_index(ListedStore([kept, new]), index) == Rebuilt(2, (new,), (gone,))
     assert {each.digest for each in await index.engines()} == {kept.digest, new.digest}
     assert await index.models() == ["m", "new"]
     assert await index.wait_for_change(seen, 5) is not None
+
+
+async def test_signatures_come_back(index):
+    unsigned = record()
+    keys_ = [SigningKey.generate() for _ in range(2)]
+    signatures = tuple(key.sign(unsigned.manifest.to_bytes()) for key in keys_)
+    signed = EngineRecord(unsigned.manifest, NOON, signatures)
+    await index.add(signed)
+
+    assert await index.engines() == [signed]
 
 
 async def test_rebuild_keeps_what_is_added_meanwhile(index):
