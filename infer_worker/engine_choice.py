@@ -6,9 +6,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import structlog
+
 from infer_worker.backends import backend_class
 from mesh.bus.connection import BLOCK_LIMIT_S, UNREACHABLE
 from mesh.matching import match, require_match
+from mesh.signing import SignatureState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +20,10 @@ if TYPE_CHECKING:
     from mesh.engine_store import EngineRecord
     from mesh.manifest import Manifest
     from mesh.matching import Policy
+    from mesh.signing import Trust
     from mesh.target import Target
+
+log = structlog.get_logger(__name__)
 
 RETRY_DELAY_S = 0.5
 DIGEST_SHOWN = 12
@@ -25,11 +31,30 @@ DIGEST_SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What engines a worker can run: its hardware, the kinds that it handles, and how near is near enough."""
+    """What engines a worker may run.
+
+    Attributes:
+        target: Its hardware.
+        kinds: The kinds that it handles.
+        policy: How near an engine's target must be.
+        trust: Whose engines it runs.
+    """
 
     target: Target
     kinds: Sequence[str]
     policy: Policy
+    trust: Trust
+
+    def refusal(self, record: EngineRecord) -> str:
+        """Why an engine may not run here, by kind, hardware, versions and signature; empty if it may.
+
+        To be asked before anything of the engine is fetched.
+        """
+        manifest = record.manifest
+        if manifest.kind not in self.kinds:
+            return f"kind {manifest.kind}, this worker handles {', '.join(self.kinds)}"
+        verdict = match(manifest, self.target, backend_class(manifest.kind).versions(), self.policy)
+        return record.refusal(self.trust) if verdict else str(verdict)
 
     def require(self, manifest: Manifest) -> None:
         """Raises PreconditionError (ENGINE_MISMATCH) unless the engine may run here."""
@@ -48,17 +73,18 @@ def choose_engine(records: Iterable[EngineRecord], device: Device) -> Choice:
     """The first engine that may run on the device; records come newest first."""
     refusals: list[str] = []
     for record in records:
-        manifest = record.manifest
-        if manifest.kind not in device.kinds:
-            why = f"kind {manifest.kind}, this worker handles {', '.join(device.kinds)}"
-        else:
-            versions = backend_class(manifest.kind).versions()
-            verdict = match(manifest, device.target, versions, device.policy)
-            if verdict:
-                return Choice(manifest, tuple(refusals))
-            why = str(verdict)
+        why = device.refusal(record)
+        if not why:
+            _warn_of_signature(record, device.trust)
+            return Choice(record.manifest, tuple(refusals))
         refusals.append(f"{record.digest[:DIGEST_SHOWN]}: {why}")
     return Choice(None, tuple(refusals))
+
+
+def _warn_of_signature(record: EngineRecord, trust: Trust) -> None:
+    verdict = record.verdict(trust)
+    if trust.policy == "warn" and verdict.state is not SignatureState.VERIFIED:
+        log.warning("engine used without a trusted signature", engine=record.digest, why=verdict.reason)
 
 
 async def wait_for_engine(

@@ -24,6 +24,7 @@ from mesh.engine_store import EngineStore
 from mesh.errors import ExhaustedError, MeshError, UnavailableError
 from mesh.hardware import detect_target
 from mesh.object_store import ObjectStore
+from mesh.signing import Trust
 from mesh.waiting import cancel_until_ended
 
 if TYPE_CHECKING:
@@ -46,7 +47,12 @@ class Worker:
     def __init__(self, settings: InferWorkerSettings) -> None:
         self._settings = settings
         self._redis = connect(settings.redis_url)
-        self._device = Device(detect_target(settings.kind_list), settings.kind_list, settings.match_policy)
+        self._device = Device(
+            detect_target(settings.kind_list),
+            settings.kind_list,
+            settings.match_policy,
+            Trust.from_settings(settings),
+        )
         self._lease = WorkerLease(Leases(self._redis, WORKER), settings, self._device.target)
         self._cache = EngineCache(settings.data_dir / "engines", settings.cache_limit_bytes)
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mesh.object_store import ObjectStore
-    from mesh.signing import SigningKey, Trust
+    from mesh.signing import SigningKey, Trust, Verdict
 
 __all__ = ["EngineRecord", "EngineStore", "blob_key"]
 
@@ -63,6 +63,10 @@ class EngineRecord:
     def digest(self) -> str:
         """The engine's name."""
         return self.manifest.digest
+
+    def verdict(self, trust: Trust) -> Verdict:
+        """What this engine's signatures are worth where this trust holds."""
+        return trust.examine(self.manifest.to_bytes(), self.signatures)
 
     def refusal(self, trust: Trust) -> str:
         """Why this engine may not be used where this trust holds; empty if it may."""

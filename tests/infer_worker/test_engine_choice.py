@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
+import structlog
 
 from infer_worker.engine_choice import Device, choose_engine, wait_for_engine
 from mesh.bus.index import EngineIndex
 from mesh.engine_store import EngineRecord
 from mesh.errors import PreconditionError
+from mesh.signing import SigningKey, Trust, load_public_keys
 from tests import engines
 from tests.conditions import until
 
-DEVICE = Device(engines.TARGET, ["fake"], "exact")
+DEVICE = Device(engines.TARGET, ["fake"], "exact", Trust({}, "off"))
 
 
 def record(**fields) -> EngineRecord:
@@ -37,6 +40,54 @@ def test_engine_for_other_hardware_is_passed_over():
     choice = choose_engine([record(target=wider)], DEVICE)
     assert choice.manifest is None
     assert "instruction set: engine expects amx, found avx2" in choice.refusals[0]
+
+
+@pytest.fixture
+def key():
+    return SigningKey.generate()
+
+
+@pytest.fixture
+def device(key, tmp_path):
+    """Makes a device that trusts one key."""
+    keys = load_public_keys(key.save(tmp_path / "key"))
+    return lambda policy: Device(engines.TARGET, ["fake"], "exact", Trust(keys, policy))
+
+
+def signed(key: SigningKey, by: SigningKey | None = None) -> EngineRecord:
+    """An engine with a signature of `key`, or with one that only says so."""
+    unsigned = record()
+    signature = (by or key).sign(unsigned.manifest.to_bytes())
+    return replace(unsigned, signatures=(signature.model_copy(update={"key_id": key.key_id}),))
+
+
+def test_engine_without_a_trusted_signature_is_passed_over(device, key):
+    other = SigningKey.generate()
+    records = [record(), signed(other), signed(key, by=other), signed(key)]
+    choice = choose_engine(records, device("require"))
+    assert choice.manifest == records[3].manifest
+    for refusal, why in zip(
+        choice.refusals,
+        (
+            "not signed;",
+            f"signed by key {other.key_id}, which is not trusted;",
+            f"the signature of key {key.key_id} does not fit the manifest;",
+        ),
+        strict=True,
+    ):
+        assert why in refusal
+
+
+def test_other_hardware_is_named_before_the_signature(device, key):
+    (refusal,) = choose_engine([record(versions={"fake": "2"})], device("require")).refusals
+    assert "fake version" in refusal
+
+
+@pytest.mark.parametrize(("policy", "warnings"), [("warn", 1), ("off", 0)])
+def test_other_policies_take_unsigned_engines(device, policy, warnings):
+    with structlog.testing.capture_logs() as logs:
+        assert choose_engine([record()], device(policy)).manifest is not None
+    assert len(logs) == warnings
 
 
 def test_mismatch_is_refused_again_at_load():
