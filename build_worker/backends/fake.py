@@ -6,18 +6,25 @@ Its tokenizer has one token per byte, with the byte's value as id, and two more 
 from __future__ import annotations
 
 import json
+import random
+import shutil
+import subprocess
+import time
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from build_worker.backends.base import BuildInput, EngineTraits, Report
+from build_worker.backends.base import BuildInput, EngineTraits, Part, Report
 from build_worker.stages import Stage
 from mesh import capabilities
-from mesh.errors import InvalidFieldError
+from mesh.errors import BuildError
 from mesh.manifest import TokenizerInfo
 from mesh.versions import installed_versions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from mesh.model_file import ModelFile
 
 SCRIPT_VERSION = "1"
@@ -28,10 +35,21 @@ DEFAULT_BATCH_SIZE = 32
 DEFAULT_SEQUENCE_LENGTH = 32_768
 DEFAULT_NUM_TOKENS = 8_192
 
-NUMBERS = ("step_ms", "prefill_ms", "load_ms", "slots", "die_after_tokens", "hang_after_tokens", "helpers")
-NUMBER_LIMIT = 1_000_000
 TEXT = "text"
-LOAD_ERROR = "load_error"
+BUILD_OPTIONS = (
+    *("convert_ms", "quantise_ms", "compile_ms"),
+    *("build_helpers", "build_memory_mib", "build_disk_mib", "engine_mib"),
+)
+
+TOKENIZER, SCRIPT, NOISE = "tokenizer.json", "script.json", "noise.bin"
+CONVERT = Part("convert", Stage.CONVERT)
+QUANTISE = Part("quantise", Stage.QUANTISE)
+COMPILE = Part("compile", Stage.COMPILE)
+PARTS = (CONVERT, QUANTISE, COMPILE)
+
+MIB = 1 << 20
+TICK_S = 0.05
+_held: list[bytes] = []
 
 BYTES = 256
 TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
@@ -42,24 +60,18 @@ CHAT_TEMPLATE = (
 
 
 class FakeBuilder:
-    """Writes a script and a tokenizer.
+    """Writes a script and a tokenizer, in resumable parts that last as long as is asked for.
 
     Options: `text` is what the engine answers to every prompt, a byte per step; without it, each token
-    follows from all tokens before it. The others (NUMBERS, LOAD_ERROR) go to the engine as they are.
+    follows from all tokens before it. BUILD_OPTIONS say what the build itself takes. The others, see
+    mesh/kinds.py, go to the engine as they are.
     """
 
     needs_source = False
 
     def validate(self, spec: ModelFile) -> None:
         """See Builder."""
-        if spec.precision not in ("", PRECISION):
-            raise InvalidFieldError("spec.precision", f"kind fake has no weights: {PRECISION!r} or nothing")
-        for name, value in spec.options.items():
-            if name in NUMBERS:
-                _check_number(name, value)
-            elif name not in (TEXT, LOAD_ERROR):
-                known = ", ".join((*NUMBERS, TEXT, LOAD_ERROR))
-                raise InvalidFieldError(f"spec.options.{name}", f"kind fake has no such option, only {known}")
+        spec.check()
 
     def runtime_versions(self) -> dict[str, str]:
         """See Builder."""
@@ -69,16 +81,37 @@ class FakeBuilder:
         """See Builder."""
         return {**self.runtime_versions(), **installed_versions("tokenizers")}
 
+    def parts(self, spec: ModelFile) -> Sequence[Part]:  # noqa: ARG002 - always the same
+        """See ResumableBuilder."""
+        return PARTS
+
+    def run_part(self, part: Part, job: BuildInput, result: Path, report: Report) -> None:
+        """See ResumableBuilder."""
+        print(f"fake {part.name}", flush=True)  # noqa: T201 - as tools do; it goes to the build's log
+        if job.previous is not None:
+            shutil.copytree(job.previous, result, dirs_exist_ok=True)
+        if part is CONVERT:
+            report(part.stage, 0.0, "writing the tokenizer")
+            _byte_tokenizer().save(str(result / TOKENIZER), pretty=False)
+        elif part is COMPILE:
+            report(part.stage, 0.0, "writing the script")
+            _take_resources(job)
+            answer = [[byte] for byte in job.spec.options.get(TEXT, "").encode()]
+            script = {"answer": answer} if answer else {}
+            (result / SCRIPT).write_text(json.dumps(script, separators=(",", ":")))
+            _write_noise(result / NOISE, _number(job.spec, "engine_mib") * MIB)
+        else:
+            report(part.stage, 0.0, "nothing to make smaller")
+        _last(part.stage, _number(job.spec, f"{part.name}_ms") / 1000, report)
+
     def build(self, job: BuildInput, report: Report) -> EngineTraits:
         """See Builder."""
         spec = job.spec
-        report(Stage.CONVERT, 0.0, "writing the tokenizer")
-        _byte_tokenizer().save(str(job.output / "tokenizer.json"), pretty=False)
-        report(Stage.QUANTISE, 0.0, "nothing to make smaller")
-        report(Stage.COMPILE, 0.0, "writing the script")
-        answer = [[byte] for byte in spec.options.get(TEXT, "").encode()]
-        script = {"answer": answer} if answer else {}
-        (job.output / "script.json").write_text(json.dumps(script, separators=(",", ":")))
+        if job.previous is None:
+            raise BuildError("the parts of the build are missing")
+        report(Stage.COMPILE, 1.0, "collecting the files")
+        for path in job.previous.iterdir():
+            shutil.move(path, job.output / path.name)
         return EngineTraits(
             precision=PRECISION,
             max_batch_size=spec.max_batch_size or DEFAULT_BATCH_SIZE,
@@ -91,19 +124,38 @@ class FakeBuilder:
                 vocab_size=BYTES + 2,
             ),
             capabilities=(capabilities.LOGPROBS, capabilities.REPRODUCIBLE, capabilities.SEED),
-            options={name: value for name, value in spec.options.items() if name != TEXT},
+            options={
+                name: value for name, value in spec.options.items() if name not in (TEXT, *BUILD_OPTIONS)
+            },
         )
 
 
-def _check_number(name: str, value: str) -> None:
-    try:
-        is_good = 0 <= float(value) <= NUMBER_LIMIT
-    except ValueError:
-        is_good = False
-    if not is_good:
-        raise InvalidFieldError(
-            f"spec.options.{name}", f"must be a number from 0 to {NUMBER_LIMIT}, not {value!r}"[:300]
-        )
+def _number(spec: ModelFile, name: str) -> int:
+    return int(float(spec.options.get(name, "0")))
+
+
+def _last(stage: Stage, duration_s: float, report: Report) -> None:
+    end = time.monotonic() + duration_s
+    while (left := end - time.monotonic()) > 0:
+        report(stage, 1 - left / duration_s)
+        time.sleep(min(left, TICK_S))
+
+
+def _take_resources(job: BuildInput) -> None:
+    """Takes what the options say, and holds the memory until this process ends."""
+    for _ in range(_number(job.spec, "build_helpers")):
+        subprocess.Popen(["/bin/sleep", "infinity"])
+    _held.append(b"\1" * (_number(job.spec, "build_memory_mib") * MIB))
+    _write_noise(job.work / "dropped", _number(job.spec, "build_disk_mib") * MIB)
+
+
+def _write_noise(path: Path, size: int) -> None:
+    """The same bytes each time, which no store makes smaller."""
+    noise = random.Random(size)  # noqa: S311 - it hides nothing
+    if size:
+        with path.open("wb") as file:
+            for _ in range(size // MIB):
+                file.write(noise.randbytes(MIB))
 
 
 def _byte_tokenizer() -> Tokenizer:

@@ -10,6 +10,7 @@ from build_worker.backends.openvino_sources import MODEL, ModelFacts, open_sourc
 from build_worker.stages import Stage
 from mesh import capabilities
 from mesh.errors import BuildError, InvalidFieldError, PreconditionError
+from mesh.kinds import KINDS
 from mesh.versions import installed_versions
 
 if TYPE_CHECKING:
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
 RECIPE = "1"
 """Changed whenever the same input would give another engine than before."""
 
-DEFAULT_PRECISION = "int8"
-PRECISIONS = ("int8", "int4", "fp16")
-PROFILES = ("exact", "fast")
+KIND = KINDS["openvino"]
 DEFAULT_BATCH_SIZE = 64
 DEFAULT_NUM_TOKENS = 256
 _GROUP_SIZES = (128, 64, 32)
@@ -41,15 +40,7 @@ class OpenVinoBuilder:
 
     def validate(self, spec: ModelFile) -> None:
         """See Builder."""
-        if spec.precision and spec.precision not in PRECISIONS:
-            raise InvalidFieldError(
-                "spec.precision", f"must be one of {', '.join(PRECISIONS)}, not {spec.precision!r}"
-            )
-        for name, value in spec.options.items():
-            if name != "profile":
-                raise InvalidFieldError(f"spec.options.{name}", "kind openvino has only the option profile")
-            if value not in PROFILES:
-                raise InvalidFieldError("spec.options.profile", f"must be exact or fast, not {value!r}")
+        spec.check()
         for module in ("openvino_genai", "nncf", "gguf"):
             if find_spec(module) is None:
                 raise PreconditionError(
@@ -70,7 +61,7 @@ class OpenVinoBuilder:
 
     def build(self, job: BuildInput, report: Report) -> EngineTraits:
         """See Builder."""
-        precision = job.spec.precision or DEFAULT_PRECISION
+        precision = job.spec.precision or KIND.default_precision
         source = open_source(job.source)
         facts = source.facts(job.spec.chat_template)
         max_seq_len = _sequence_length(job.spec, facts)
@@ -81,7 +72,7 @@ class OpenVinoBuilder:
         requirements = _try_out(job.output / MODEL, facts)
         report(Stage.COMPILE, 0.8, "checking the tokenizer")
         source.check_tokenizer(job.output)
-        profile = job.spec.options.get("profile", PROFILES[0])
+        profile = job.spec.options.get("profile", KIND.options["profile"].default)
         return EngineTraits(
             precision=precision,
             max_batch_size=job.spec.max_batch_size or DEFAULT_BATCH_SIZE,

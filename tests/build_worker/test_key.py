@@ -17,8 +17,13 @@ def gpu(**fields):
     return Target(device_type="gpu", **{**base, "cuda_major": 12, **fields})
 
 
-def key(source="w", spec=SPEC, target=None, versions=None):
-    return build_key(source, spec, target or gpu(), versions or VERSIONS)
+def key(source="w", spec=SPEC, target=None, versions=None, more_digests=None):
+    return build_key(source, spec, target or gpu(), versions or VERSIONS, more_digests)
+
+
+def asking(**fields):
+    """The spec with other fields, as it would be read."""
+    return ModelFile.model_validate({**SPEC.model_dump(), **fields})
 
 
 # Field case 32: a cache whose key lacked GPU and weights handed one GPU's engine to another.
@@ -35,6 +40,15 @@ def key(source="w", spec=SPEC, target=None, versions=None):
         {"spec": SPEC.model_copy(update={"precision": "int4"})},
         {"spec": SPEC.model_copy(update={"max_seq_len": 100})},
         {"spec": SPEC.model_copy(update={"options": {"profile": "fast"}})},
+        {"spec": asking(kv_cache_precision="u8")},
+        {"spec": asking(calibration={"samples": 100})},
+        {"spec": asking(max_input_len=100)},
+        {"spec": asking(max_batch_size=2)},
+        {"spec": asking(max_num_tokens=512)},
+        {"spec": asking(tensor_parallel=2)},
+        {"spec": asking(pipeline_parallel=2)},
+        {"spec": asking(speculation={"method": "prompt_lookup"})},
+        {"spec": asking(chat_template="{{ messages }}")},
         {"versions": {**VERSIONS, "openvino": "2"}},
         {"versions": {**VERSIONS, "recipe": "2"}},
     ],
@@ -45,6 +59,38 @@ def test_what_changes_the_engine_changes_the_key(other):
 
 def test_same_weights_elsewhere_have_the_same_key():
     assert key(spec=SPEC.model_copy(update={"source": "s3://bucket/a.gguf"})) == key()
+
+
+def test_what_is_no_part_of_the_engine_does_not_count():
+    spec = asking(targets=["cpu-x86_64-avx2", "cpu-x86_64-avx512"], serving={"max_waiting_s": 5.0})
+
+    assert key(spec=spec) == key()
+    assert key(spec=asking(max_seq_len=0)) == key()
+
+
+DRAFT_FIELD = "speculation.source"
+
+
+def test_draft_model_and_adapters_count_by_their_content():
+    draft = {"method": "draft_model", "source": "draft.gguf"}
+    one = key(spec=asking(speculation=draft), more_digests={DRAFT_FIELD: "1"})
+
+    elsewhere = asking(speculation={**draft, "source": "s3://bucket/draft.gguf"})
+    assert key(spec=elsewhere, more_digests={DRAFT_FIELD: "1"}) == one
+    assert key(spec=elsewhere, more_digests={DRAFT_FIELD: "2"}) != one
+    adapters = [{"name": "a", "source": "x"}, {"name": "b", "source": "y"}]
+    digests = {"lora[0].source": "1", "lora[1].source": "2"}
+    turned = {"lora[0].source": "2", "lora[1].source": "1"}
+    both = asking(lora=adapters)
+    assert key(spec=both, more_digests=digests) != key(spec=both, more_digests=turned)
+
+
+@pytest.mark.parametrize("more_digests", [{}, {DRAFT_FIELD: "1", "lora[0].source": "2"}])
+def test_every_source_has_its_digest(more_digests):
+    spec = asking(speculation={"method": "draft_model", "source": "draft.gguf"})
+
+    with pytest.raises(ValueError, match=r"speculation\.source"):
+        key(spec=spec, more_digests=more_digests)
 
 
 def test_order_of_versions_and_options_does_not_count():
