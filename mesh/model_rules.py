@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from mesh.kinds import KINDS, nearest
+from mesh.precisions import PRECISIONS, supported_precisions
+from mesh.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     """Dotted name of the field at fault, and what is wrong with it."""
 
 NEEDS_SOURCE = frozenset({"draft_model", "medusa", "eagle"})
+_TARGET_KEY = re.compile(r"sm[0-9]+-")
 LOOKS_UP = frozenset({"prompt_lookup", "lookahead"})
 
 
@@ -40,11 +44,27 @@ def _source(spec: ModelFile, kind: Kind) -> Iterator[Problem]:
 
 
 def _targets(spec: ModelFile, kind: Kind) -> Iterator[Problem]:
-    for at, target in enumerate(spec.targets):
-        if target in spec.targets[:at]:
-            yield f"targets[{at}]", f"{target} is there twice"
-        if target.startswith("cpu-") is not (kind.device == "cpu") and kind.device != "any":
-            yield f"targets[{at}]", f"kind {kind.name} runs on a {kind.device}, which {target!r} is not"
+    for at, name in enumerate(spec.targets):
+        if name in spec.targets[:at]:
+            yield f"targets[{at}]", f"{name} is there twice"
+        elif not _TARGET_KEY.match(name):  # a key is of hardware that may have no name; its worker knows it
+            for problem in _target_problems(spec, kind, name):
+                yield f"targets[{at}]", problem
+
+
+def _target_problems(spec: ModelFile, kind: Kind, name: str) -> Iterator[str]:
+    try:
+        target = Target.from_name(name)
+    except ValueError as error:
+        yield str(error)
+        return
+    if kind.device not in ("any", target.device_type):
+        yield f"{name} is a {target.device_type}, and kind {kind.name} runs on a {kind.device}"
+    elif target.device_type == "gpu":
+        able = supported_precisions(target.compute_capability)
+        for precision in (spec.precision or kind.default_precision, spec.kv_cache_precision):
+            if precision in PRECISIONS and precision not in able:
+                yield f"{name} does not compute in {precision}; it does in {', '.join(able)}"
 
 
 def _precisions(spec: ModelFile, kind: Kind) -> Iterator[Problem]:
