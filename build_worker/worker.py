@@ -19,7 +19,6 @@ from mesh.bus.connection import UNREACHABLE, connect
 from mesh.bus.index import EngineIndex
 from mesh.bus.leases import WORKER, Leases
 from mesh.engine_store import EngineStore
-from mesh.object_store import ObjectStore
 from mesh.waiting import wait_until_set
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ class BuildWorker:
 
     Raises:
         UnsupportedError: a kind in the settings has no builder.
+        PreconditionError: the keys in the settings cannot be used.
     """
 
     def __init__(self, settings: BuildWorkerSettings, target: Target) -> None:
@@ -55,7 +55,7 @@ class BuildWorker:
         self._consumer = BuildConsumer(
             self._redis, target.key, settings.kind_list, settings.worker_id, settings.lease_ttl_s
         )
-        store = EngineStore(ObjectStore.from_settings(settings))
+        store = EngineStore.of_publisher(settings)
         self._root = settings.data_dir / "builds"
         self._pipeline = Pipeline(store, EngineIndex(self._redis), target, self._root)
         self._info = workers_pb2.Worker(

@@ -15,6 +15,7 @@ from cli import child_logs
 from cli.client import Client
 from cli.embedded import S3_STOP_LIMIT_S, STOP_LIMIT_S, free_port, is_free, start_s3, start_valkey
 from cli.failures import CommandError
+from cli.local_keys import local_keys
 from cli.options import ENVIRONMENT_FILE
 from cli.supervisor import Child, ChildSpec, Supervisor
 from cli.tether import tethered
@@ -64,8 +65,9 @@ class LocalMesh:
     """A mesh on this machine: `with` starts it and stops it.
 
     Valkey and an S3 server are started too, unless ENGINEMESH_REDIS_URL and ENGINEMESH_S3_ENDPOINT name
-    others. What a further process needs to join stands in `<data_dir>/mesh.env`. With ENGINEMESH_METRICS_PORT
-    set, the gateway serves its metrics there, and each other process at the next higher port.
+    others. Engines are signed, with a key that is made at the first start (cli/local_keys.py). What a
+    further process needs to join stands in `<data_dir>/mesh.env`. With ENGINEMESH_METRICS_PORT set, the
+    gateway serves its metrics there, and each other process at the next higher port.
 
     Args:
         plan: What to start.
@@ -97,6 +99,7 @@ class LocalMesh:
         try:
             self.environment["ENGINEMESH_DATA_DIR"] = str(self._data_dir)
             self._start_stores()
+            self.environment.update(local_keys(self._settings))
             self._write_environment()
             self._start_services()
         except BaseException:  # also Ctrl-C: what was started must not stay

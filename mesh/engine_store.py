@@ -15,8 +15,9 @@ import structlog
 
 from mesh.errors import IntegrityError, InvalidFieldError, NotFoundError, PreconditionError
 from mesh.manifest import Manifest
+from mesh.object_store import ObjectStore
 from mesh.publication import Publication
-from mesh.signing import SIGNATURE_LIMIT_BYTES, Signature
+from mesh.signing import SIGNATURE_LIMIT_BYTES, Signature, SigningKey, Trust
 from mesh.store_layout import (
     MANIFEST_LIMIT_BYTES,
     MANIFEST_SUFFIX,
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from mesh.object_store import ObjectStore
-    from mesh.signing import SigningKey, Trust, Verdict
+    from mesh.settings import BuildWorkerSettings, ClientSettings
+    from mesh.signing import Verdict
 
 __all__ = ["EngineRecord", "EngineStore", "blob_key"]
 
@@ -88,6 +89,25 @@ class EngineStore:
         self.objects = objects
         self._signing_key = signing_key
         self._trust = trust
+
+    @classmethod
+    def of_publisher(cls, settings: BuildWorkerSettings | ClientSettings) -> EngineStore:
+        """The store for a process that publishes: it signs, and trusts its own key too.
+
+        Raises:
+            PreconditionError: no key is set although signatures are required (NO_SIGNING_KEY), or a key file
+                is wrong (BAD_KEY).
+        """
+        if settings.signing_key is None and settings.signature_policy == "require":
+            raise PreconditionError(
+                "NO_SIGNING_KEY",
+                "ENGINEMESH_SIGNING_KEY",
+                "engines must be signed here (ENGINEMESH_SIGNATURE_POLICY is require), and "
+                "ENGINEMESH_SIGNING_KEY names no key; `enginemesh keys new FILE` makes one",
+            )
+        key = SigningKey.load(settings.signing_key) if settings.signing_key is not None else None
+        trust = Trust.from_settings(settings)
+        return cls(ObjectStore.from_settings(settings), key, trust.including(key) if key else trust)
 
     def publish(
         self, manifest: Manifest, folder: Path, on_progress: Callable[[int, int], None] | None = None

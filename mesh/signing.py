@@ -98,7 +98,8 @@ class SigningKey:
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
-        self.key_id = key_id(key.public_key())
+        self.public = key.public_key()
+        self.key_id = key_id(self.public)
 
     @classmethod
     def generate(cls) -> Self:
@@ -137,7 +138,7 @@ class SigningKey:
 
     def public_pem(self) -> bytes:
         """The public key, for those who shall trust it."""
-        return self._key.public_key().public_bytes(
+        return self.public.public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
 
@@ -163,6 +164,10 @@ class Trust:
         """As the settings say; raises as `load_public_keys` does."""
         path = settings.trusted_keys
         return cls(load_public_keys(path) if path is not None else {}, settings.signature_policy)
+
+    def including(self, key: SigningKey) -> Trust:
+        """The same trust, and in this key too."""
+        return Trust({**self._keys, key.key_id: key.public}, self.policy)
 
     @property
     def key_ids(self) -> list[str]:
