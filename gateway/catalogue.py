@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from mesh.bus.index import EngineIndex
     from mesh.engine_store import EngineRecord, EngineStore
     from mesh.manifest import Manifest
+    from mesh.model_fields import ServingSettings
+    from mesh.signing import Trust
 
 log = structlog.get_logger(__name__)
 
@@ -33,12 +35,14 @@ class ServedModel:
         engines: By digest.
         tokenizer: Shared by all of them.
         indexed: Digests of all its engines, those of other vocabularies included.
+        serving: Its limits.
     """
 
     name: str
     engines: dict[str, Manifest]
     tokenizer: ModelTokenizer
     indexed: frozenset[str]
+    serving: ServingSettings
 
     def engines_for(self, engine: str) -> list[Manifest]:
         """The engines that a request may run on: the one that it names, or all.
@@ -59,11 +63,13 @@ class Catalogue:
     Args:
         index: Names engines and their manifests.
         store: Holds their tokenizers.
+        trust: Engines that it refuses do not exist here, as their tokenizers and templates would be used.
     """
 
-    def __init__(self, index: EngineIndex, store: EngineStore) -> None:
+    def __init__(self, index: EngineIndex, store: EngineStore, trust: Trust) -> None:
         self._index = index
         self._store = store
+        self._trust = trust
         self._models: dict[str, ServedModel] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -121,18 +127,39 @@ class Catalogue:
     async def _update(self, name: str) -> ServedModel:
         """Makes what is known of a model agree with the index; one caller at a time for each model."""
         async with self._locks.setdefault(name, asyncio.Lock()):
-            records = await self._index.engines(name)
+            records = self._trusted(await self._index.engines(name))
+            serving = await self._index.serving.of(name)
             if not records:
                 self._models.pop(name, None)
                 self._locks.pop(name, None)
-                raise NotFoundError("model", name, f"no model named {name!r}: it has no engine")
+                raise NotFoundError(
+                    "model", name, f"no model named {name!r}: it has no engine that may be used"
+                )
             digests = frozenset(record.digest for record in records)
             known = self._models.get(name)
             if known is None or known.indexed != digests:
-                known = self._models[name] = await self._load(name, records, digests)
+                known = self._models[name] = await self._load(name, records, digests, serving)
+            if known.serving != serving:
+                known = self._models[name] = replace(known, serving=serving)
             return known
 
-    async def _load(self, name: str, records: list[EngineRecord], digests: frozenset[str]) -> ServedModel:
+    def _trusted(self, records: list[EngineRecord]) -> list[EngineRecord]:
+        trusted = []
+        for record in records:
+            refusal = record.refusal(self._trust)
+            if refusal:
+                log.warning("engine not used", engine=record.digest, reason=refusal)
+            else:
+                trusted.append(record)
+        return trusted
+
+    async def _load(
+        self,
+        name: str,
+        records: list[EngineRecord],
+        digests: frozenset[str],
+        serving: ServingSettings,
+    ) -> ServedModel:
         newest = max(records, key=lambda record: (record.create_time, record.digest)).manifest
         file = newest.file(newest.tokenizer.file)
         same_vocabulary = {
@@ -146,4 +173,4 @@ class Catalogue:
             self._store.read_file, newest, newest.tokenizer.file, TOKENIZER_LIMIT_BYTES
         )
         tokenizer = await asyncio.to_thread(ModelTokenizer, data, newest.tokenizer)
-        return ServedModel(name, same_vocabulary, tokenizer, digests)
+        return ServedModel(name, same_vocabulary, tokenizer, digests, serving)

@@ -1,12 +1,10 @@
-"""The read-only services: Models, Engines, Workers."""
+"""The read-only services: Models, Workers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from enginemesh.v1 import (
-    engines_pb2,
-    engines_pb2_grpc,
     models_pb2,
     models_pb2_grpc,
     workers_pb2,
@@ -15,8 +13,6 @@ from enginemesh.v1 import (
 from gateway.pages import one, page, resource_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import grpc
 
     from gateway.fleet import Fleet
@@ -72,32 +68,6 @@ class ModelsServicer(models_pb2_grpc.ModelsServicer):
         )
 
 
-class EnginesServicer(engines_pb2_grpc.EnginesServicer):
-    """Engines in the store, by its index."""
-
-    def __init__(self, index: EngineIndex) -> None:
-        self._index = index
-
-    async def GetEngine(self, request: engines_pb2.GetEngineRequest, context: Context) -> engines_pb2.Engine:
-        """See engines.proto."""
-        resource_id("name", request.name, "engines")
-        engines = _newest_first(await self._index.engines())
-        return one(engines, "engine", request.name, lambda engine: engine.name)
-
-    async def ListEngines(
-        self, request: engines_pb2.ListEnginesRequest, context: Context
-    ) -> engines_pb2.ListEnginesResponse:
-        """See engines.proto."""
-        model = resource_id("model", request.model, "models") if request.model else None
-        engines, token = page(
-            _newest_first(await self._index.engines(model)),
-            lambda engine: engine.name,
-            request.page_size,
-            request.page_token,
-        )
-        return engines_pb2.ListEnginesResponse(engines=engines, next_page_token=token)
-
-
 class WorkersServicer(workers_pb2_grpc.WorkersServicer):
     """Workers that hold a lease."""
 
@@ -117,26 +87,3 @@ class WorkersServicer(workers_pb2_grpc.WorkersServicer):
             await self._fleet.workers(), lambda w: w.name, request.page_size, request.page_token
         )
         return workers_pb2.ListWorkersResponse(workers=workers, next_page_token=token)
-
-
-def _newest_first(records: Iterable[EngineRecord]) -> list[engines_pb2.Engine]:
-    newest_first = sorted(records, key=lambda record: (record.create_time, record.digest), reverse=True)
-    return [_engine(record) for record in newest_first]
-
-
-def _engine(record: EngineRecord) -> engines_pb2.Engine:
-    manifest = record.manifest
-    engine = engines_pb2.Engine(
-        name=f"engines/{record.digest}",
-        model=f"models/{manifest.model}",
-        kind=manifest.kind,
-        target=manifest.target.to_proto(),
-        precision=manifest.precision,
-        size_bytes=manifest.size,
-        max_seq_len=manifest.max_seq_len,
-        max_batch_size=manifest.max_batch_size,
-        versions=manifest.versions,
-        capabilities=manifest.capabilities,
-    )
-    engine.create_time.FromDatetime(record.create_time)
-    return engine

@@ -28,12 +28,13 @@ from enginemesh.v1 import (
 from gateway.builds import BuildsServicer
 from gateway.catalogue import Catalogue
 from gateway.dispatcher import Dispatcher
+from gateway.engines import EnginesServicer
 from gateway.fleet import Fleet
 from gateway.health import Health
 from gateway.inference import InferenceServicer
 from gateway.interceptors import ErrorInterceptor
 from gateway.links import LinksServicer
-from gateway.listings import EnginesServicer, ModelsServicer, WorkersServicer
+from gateway.listings import ModelsServicer, WorkersServicer
 from gateway.operations import OperationsServicer
 from gateway.request_table import RequestTable
 from gateway.waiting_room import WaitingRoom
@@ -42,8 +43,10 @@ from mesh.bus.connection import UNREACHABLE, connect
 from mesh.bus.index import EngineIndex
 from mesh.bus.leases import GATEWAY, Leases
 from mesh.bus.requests import RequestProducer
+from mesh.engine_removal import EngineRemover
 from mesh.engine_store import EngineStore
 from mesh.object_store import ObjectStore
+from mesh.signing import Trust
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -79,7 +82,8 @@ class Gateway:
         self._leases = Leases(self._redis, GATEWAY)
         self._index = EngineIndex(self._redis)
         self._store = EngineStore(ObjectStore.from_settings(settings))
-        self.catalogue = Catalogue(self._index, self._store)
+        self._trust = Trust.from_settings(settings)
+        self.catalogue = Catalogue(self._index, self._store, self._trust)
         self.fleet = Fleet(self._redis)
         self.health = Health(SERVICES, self.catalogue, self.fleet)
         self.table = RequestTable()
@@ -152,7 +156,9 @@ class Gateway:
         inference_pb2_grpc.add_InferenceServicer_to_server(self.inference, server)
         models = ModelsServicer(self._index, self.fleet, producer)
         models_pb2_grpc.add_ModelsServicer_to_server(models, server)
-        engines_pb2_grpc.add_EnginesServicer_to_server(EnginesServicer(self._index), server)
+        remover = EngineRemover(self._store, self._redis, self._settings.lease_ttl_s)
+        engines = EnginesServicer(self._index, self._trust, remover)
+        engines_pb2_grpc.add_EnginesServicer_to_server(engines, server)
         workers_pb2_grpc.add_WorkersServicer_to_server(WorkersServicer(self.fleet), server)
         builds_pb2_grpc.add_BuildsServicer_to_server(BuildsServicer(self._redis, self._settings), server)
         operations_pb2_grpc.add_OperationsServicer_to_server(OperationsServicer(self._redis), server)

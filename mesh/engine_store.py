@@ -209,15 +209,16 @@ class EngineStore:
         """Has the engine found as what its build made, unless another took its place."""
         self._mark_build(manifest)
 
-    def remove(self, digest: str, model: str) -> None:
+    def remove(self, digest: str) -> None:
         """Removes an engine, but not its blobs, which other engines may share; harmless if it is not there.
 
-        Nobody may use it; mesh/bus/engine_removal.py makes sure of that.
+        Nobody may use it; mesh/engine_removal.py makes sure of that.
         """
         self.objects.delete(manifest_key(digest))
-        self.objects.delete(model_marker(model, digest))
-        for entry in list(self.objects.list(signatures_prefix(digest))):
-            self.objects.delete(entry.key)
+        markers = [entry.key for entry in self.objects.list(MODELS) if _digest_in(entry.key) == digest]
+        signatures = [entry.key for entry in self.objects.list(signatures_prefix(digest))]
+        for key in (*markers, *signatures):
+            self.objects.delete(key)
 
     def read_file(self, manifest: Manifest, path: str, limit: int) -> bytes:
         """One file of an engine, checked against its digest.

@@ -13,6 +13,7 @@ from builtins import (
     bool,
     int,
     str,
+    type,
 )
 from collections.abc import (
     Iterable,
@@ -23,12 +24,16 @@ from enginemesh.v1.targets_pb2 import (
 )
 from google.protobuf.descriptor import (
     Descriptor,
+    EnumDescriptor,
     FileDescriptor,
 )
 from google.protobuf.internal.containers import (
     RepeatedCompositeFieldContainer,
     RepeatedScalarFieldContainer,
     ScalarMap,
+)
+from google.protobuf.internal.enum_type_wrapper import (
+    _EnumTypeWrapper,
 )
 from google.protobuf.message import (
     Message,
@@ -38,10 +43,42 @@ from google.protobuf.timestamp_pb2 import (
 )
 from typing import (
     Literal,
+    NewType,
     final,
 )
 
 DESCRIPTOR: FileDescriptor
+
+class _SignatureState:
+    ValueType = NewType("ValueType", int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _SignatureStateEnumTypeWrapper(_EnumTypeWrapper[_SignatureState.ValueType], type):
+    DESCRIPTOR: EnumDescriptor
+    SIGNATURE_STATE_UNSPECIFIED: _SignatureState.ValueType  # 0
+    """Never sent."""
+    SIGNATURE_STATE_VERIFIED: _SignatureState.ValueType  # 1
+    """A key that the gateway trusts signed the manifest."""
+    SIGNATURE_STATE_UNSIGNED: _SignatureState.ValueType  # 2
+    """Nobody signed it."""
+    SIGNATURE_STATE_UNTRUSTED: _SignatureState.ValueType  # 3
+    """Only keys that the gateway does not trust signed it."""
+    SIGNATURE_STATE_INVALID: _SignatureState.ValueType  # 4
+    """A signature names a trusted key, but that key did not sign this manifest."""
+
+class SignatureState(_SignatureState, metaclass=_SignatureStateEnumTypeWrapper):
+    """What the signatures of an engine are worth to the gateway that is asked."""
+
+SIGNATURE_STATE_UNSPECIFIED: SignatureState.ValueType  # 0
+"""Never sent."""
+SIGNATURE_STATE_VERIFIED: SignatureState.ValueType  # 1
+"""A key that the gateway trusts signed the manifest."""
+SIGNATURE_STATE_UNSIGNED: SignatureState.ValueType  # 2
+"""Nobody signed it."""
+SIGNATURE_STATE_UNTRUSTED: SignatureState.ValueType  # 3
+"""Only keys that the gateway does not trust signed it."""
+SIGNATURE_STATE_INVALID: SignatureState.ValueType  # 4
+"""A signature names a trusted key, but that key did not sign this manifest."""
 
 @final
 class Engine(Message):
@@ -77,6 +114,8 @@ class Engine(Message):
     CREATE_TIME_FIELD_NUMBER: int
     VERSIONS_FIELD_NUMBER: int
     CAPABILITIES_FIELD_NUMBER: int
+    SIGNATURE_STATE_FIELD_NUMBER: int
+    SIGNATURE_KEY_IDS_FIELD_NUMBER: int
     name: str
     """"engines/<sha256 of its manifest>"."""
     model: str
@@ -91,6 +130,8 @@ class Engine(Message):
     """Longest sequence, prompt and answer together, in tokens."""
     max_batch_size: int
     """Sequences in flight at most."""
+    signature_state: SignatureState.ValueType
+    """What its signatures are worth."""
     @property
     def target(self) -> Target:
         """What it was compiled for."""
@@ -107,6 +148,10 @@ class Engine(Message):
     def capabilities(self) -> RepeatedScalarFieldContainer[str]:
         """What the engine can do, such as "reproducible", "logprobs", "prefix_caching"."""
 
+    @property
+    def signature_key_ids(self) -> RepeatedScalarFieldContainer[str]:
+        """Ids of the keys that signed it, or are said to have."""
+
     def __init__(
         self,
         *,
@@ -121,14 +166,33 @@ class Engine(Message):
         create_time: Timestamp | None = ...,
         versions: Mapping[str, str] | None = ...,
         capabilities: Iterable[str] | None = ...,
+        signature_state: SignatureState.ValueType = ...,
+        signature_key_ids: Iterable[str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: typing_extensions.TypeAlias = Literal["create_time", b"create_time", "target", b"target"]
     def HasField(self, field_name: _HasFieldArgType) -> bool: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["capabilities", b"capabilities", "create_time", b"create_time", "kind", b"kind", "max_batch_size", b"max_batch_size", "max_seq_len", b"max_seq_len", "model", b"model", "name", b"name", "precision", b"precision", "size_bytes", b"size_bytes", "target", b"target", "versions", b"versions"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["capabilities", b"capabilities", "create_time", b"create_time", "kind", b"kind", "max_batch_size", b"max_batch_size", "max_seq_len", b"max_seq_len", "model", b"model", "name", b"name", "precision", b"precision", "signature_key_ids", b"signature_key_ids", "signature_state", b"signature_state", "size_bytes", b"size_bytes", "target", b"target", "versions", b"versions"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 @final
 class GetEngineRequest(Message):
+    """Which engine."""
+
+    DESCRIPTOR: Descriptor
+
+    NAME_FIELD_NUMBER: int
+    name: str
+    """"engines/<digest>". Required."""
+    def __init__(
+        self,
+        *,
+        name: str = ...,
+    ) -> None: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["name", b"name"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
+@final
+class DeleteEngineRequest(Message):
     """Which engine."""
 
     DESCRIPTOR: Descriptor

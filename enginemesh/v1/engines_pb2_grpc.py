@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from enginemesh.v1 import engines_pb2 as enginemesh_dot_v1_dot_engines__pb2
+from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -45,6 +46,11 @@ class EnginesStub(object):
                 request_serializer=enginemesh_dot_v1_dot_engines__pb2.ListEnginesRequest.SerializeToString,
                 response_deserializer=enginemesh_dot_v1_dot_engines__pb2.ListEnginesResponse.FromString,
                 _registered_method=True)
+        self.DeleteEngine = channel.unary_unary(
+                '/enginemesh.v1.Engines/DeleteEngine',
+                request_serializer=enginemesh_dot_v1_dot_engines__pb2.DeleteEngineRequest.SerializeToString,
+                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                _registered_method=True)
 
 
 class EnginesServicer(object):
@@ -65,6 +71,15 @@ class EnginesServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteEngine(self, request, context):
+        """Removes an engine for good; its blobs go with the next garbage collection. NOT_FOUND if there is none;
+        FAILED_PRECONDITION with reason ENGINE_IN_USE if a worker runs or fetches it, or a build of its model
+        runs. Takes a few seconds: workers that just chose it are waited for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EnginesServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +92,11 @@ def add_EnginesServicer_to_server(servicer, server):
                     servicer.ListEngines,
                     request_deserializer=enginemesh_dot_v1_dot_engines__pb2.ListEnginesRequest.FromString,
                     response_serializer=enginemesh_dot_v1_dot_engines__pb2.ListEnginesResponse.SerializeToString,
+            ),
+            'DeleteEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteEngine,
+                    request_deserializer=enginemesh_dot_v1_dot_engines__pb2.DeleteEngineRequest.FromString,
+                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +154,33 @@ class Engines(object):
             '/enginemesh.v1.Engines/ListEngines',
             enginemesh_dot_v1_dot_engines__pb2.ListEnginesRequest.SerializeToString,
             enginemesh_dot_v1_dot_engines__pb2.ListEnginesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/enginemesh.v1.Engines/DeleteEngine',
+            enginemesh_dot_v1_dot_engines__pb2.DeleteEngineRequest.SerializeToString,
+            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,6 +6,7 @@ isort:skip_file
 import abc
 import collections.abc
 import enginemesh.v1.engines_pb2
+import google.protobuf.empty_pb2
 import grpc
 import grpc.aio
 import typing
@@ -31,6 +32,11 @@ class EnginesStub:
     """One engine. NOT_FOUND if no manifest has this digest."""
     ListEngines: grpc.UnaryUnaryMultiCallable[enginemesh.v1.engines_pb2.ListEnginesRequest, enginemesh.v1.engines_pb2.ListEnginesResponse]
     """All engines, newest first."""
+    DeleteEngine: grpc.UnaryUnaryMultiCallable[enginemesh.v1.engines_pb2.DeleteEngineRequest, google.protobuf.empty_pb2.Empty]
+    """Removes an engine for good; its blobs go with the next garbage collection. NOT_FOUND if there is none;
+    FAILED_PRECONDITION with reason ENGINE_IN_USE if a worker runs or fetches it, or a build of its model
+    runs. Takes a few seconds: workers that just chose it are waited for.
+    """
 
 @typing.type_check_only
 class EnginesAsyncStub(EnginesStub):
@@ -41,6 +47,11 @@ class EnginesAsyncStub(EnginesStub):
     """One engine. NOT_FOUND if no manifest has this digest."""
     ListEngines: grpc.aio.UnaryUnaryMultiCallable[enginemesh.v1.engines_pb2.ListEnginesRequest, enginemesh.v1.engines_pb2.ListEnginesResponse]  # type: ignore[assignment]
     """All engines, newest first."""
+    DeleteEngine: grpc.aio.UnaryUnaryMultiCallable[enginemesh.v1.engines_pb2.DeleteEngineRequest, google.protobuf.empty_pb2.Empty]  # type: ignore[assignment]
+    """Removes an engine for good; its blobs go with the next garbage collection. NOT_FOUND if there is none;
+    FAILED_PRECONDITION with reason ENGINE_IN_USE if a worker runs or fetches it, or a build of its model
+    runs. Takes a few seconds: workers that just chose it are waited for.
+    """
 
 class EnginesServicer(metaclass=abc.ABCMeta):
     """Engines in the store."""
@@ -60,5 +71,16 @@ class EnginesServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[enginemesh.v1.engines_pb2.ListEnginesResponse, collections.abc.Awaitable[enginemesh.v1.engines_pb2.ListEnginesResponse]]:
         """All engines, newest first."""
+
+    @abc.abstractmethod
+    def DeleteEngine(
+        self,
+        request: enginemesh.v1.engines_pb2.DeleteEngineRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[google.protobuf.empty_pb2.Empty, collections.abc.Awaitable[google.protobuf.empty_pb2.Empty]]:
+        """Removes an engine for good; its blobs go with the next garbage collection. NOT_FOUND if there is none;
+        FAILED_PRECONDITION with reason ENGINE_IN_USE if a worker runs or fetches it, or a build of its model
+        runs. Takes a few seconds: workers that just chose it are waited for.
+        """
 
 def add_EnginesServicer_to_server(servicer: EnginesServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -204,7 +204,7 @@ def test_removed_engine_leaves_only_its_blobs(objects, folder):
     store.publish(manifest, folder)
     store.hide(manifest)
     for _ in range(2):
-        store.remove(manifest.digest, "m")
+        store.remove(manifest.digest)
 
     assert keys(objects) == sorted(blob_key(file.sha256) for file in manifest.files)
 
