@@ -36,6 +36,7 @@ def make_manifest(
         build_key=build_key,
         versions=dict(versions),
         max_batch_size=traits.max_batch_size,
+        max_input_len=spec.max_input_len or None,
         max_seq_len=traits.max_seq_len,
         max_num_tokens=traits.max_num_tokens,
         kv_bytes_per_token=traits.kv_bytes_per_token,
@@ -49,13 +50,14 @@ def make_manifest(
 def list_files(folder: Path) -> tuple[EngineFile, ...]:
     """Every file below `folder` with its size and sha256, by path."""
     return tuple(
-        EngineFile(path=path.relative_to(folder).as_posix(), size=path.stat().st_size, sha256=_sha256(path))
+        EngineFile(path=path.relative_to(folder).as_posix(), size=path.stat().st_size, sha256=sha256_of(path))
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     )
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The digest of a file, in hex."""
     sha256 = hashlib.sha256()
     with path.open("rb") as stream:
         while data := stream.read(HASH_BYTES):

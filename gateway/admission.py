@@ -109,7 +109,12 @@ def check(request: inference_pb2.GenerateRequest, max_prompt_bytes: int) -> Chec
     )
 
 
-def admit(checked: CheckedRequest, prompt_ids: Sequence[int], engines: Sequence[Manifest]) -> AdmittedRequest:
+def admit(
+    checked: CheckedRequest,
+    prompt_ids: Sequence[int],
+    engines: Sequence[Manifest],
+    default_max_tokens: int = 0,
+) -> AdmittedRequest:
     """Checks a request against the engines that it may run on, and settles how long it may become.
 
     If only some engines can run it, it waits for the one that holds the longest sequences. Without
@@ -119,6 +124,7 @@ def admit(checked: CheckedRequest, prompt_ids: Sequence[int], engines: Sequence[
         checked: From `check`.
         prompt_ids: The input's tokens.
         engines: Those of the model that the request may run on, all of one vocabulary; at least one.
+        default_max_tokens: The longest answer to a request without max_tokens; 0: as long as fits.
 
     Raises:
         InvalidFieldError: the prompt, or prompt and max_tokens together, are longer than every engine takes;
@@ -136,11 +142,12 @@ def admit(checked: CheckedRequest, prompt_ids: Sequence[int], engines: Sequence[
             field=f"sampling.{needed[capability]}",
             capability=capability,
         )
+    able = _taking_prompt(checked.input_field, len(prompt_ids), able)
     longest = max(able, key=lambda engine: engine.max_seq_len)
     limit = longest.max_seq_len
     if not checked.sampling.HasField("max_tokens"):
         limit = min((e.max_seq_len for e in able if e.max_seq_len > len(prompt_ids)), default=limit)
-    sampling = _resolve_length(checked, len(prompt_ids), limit)
+    sampling = _resolve_length(checked, len(prompt_ids), limit, default_max_tokens)
     total = len(prompt_ids) + sampling.max_tokens
     fitting = frozenset(engine.digest for engine in able if engine.max_seq_len >= total)
     pinned = checked.engine
@@ -149,7 +156,19 @@ def admit(checked: CheckedRequest, prompt_ids: Sequence[int], engines: Sequence[
     return AdmittedRequest(sampling, fitting, pinned)
 
 
-def _resolve_length(checked: CheckedRequest, prompt_tokens: int, limit: int) -> sampling_pb2.SamplingParams:
+def _taking_prompt(field: str, prompt_tokens: int, engines: list[Manifest]) -> list[Manifest]:
+    """The engines without a limit on prompts alone, or with one that this prompt keeps."""
+    taking = [e for e in engines if e.max_input_len is None or prompt_tokens <= e.max_input_len]
+    if not taking:
+        limit = max(engine.max_input_len or 0 for engine in engines)
+        problem = f"has {prompt_tokens} tokens; the engine takes a prompt of {limit}"
+        raise InvalidFieldError(field, problem, limit=limit, actual=prompt_tokens)
+    return taking
+
+
+def _resolve_length(
+    checked: CheckedRequest, prompt_tokens: int, limit: int, default_max_tokens: int
+) -> sampling_pb2.SamplingParams:
     sampling = checked.sampling
     if prompt_tokens >= limit:
         raise InvalidFieldError(
@@ -169,7 +188,7 @@ def _resolve_length(checked: CheckedRequest, prompt_tokens: int, limit: int) -> 
     resolved = sampling_pb2.SamplingParams()
     resolved.CopyFrom(sampling)
     if not resolved.HasField("max_tokens"):
-        resolved.max_tokens = room
+        resolved.max_tokens = min(room, default_max_tokens or room)
     return resolved
 
 

@@ -11,8 +11,11 @@ from gateway.fleet import Fleet
 from gateway.pages import resource_id
 from mesh import build_operation, semconv, telemetry
 from mesh.bus.builds import BuildQueue
+from mesh.bus.serving import ServingIndex, save
 from mesh.errors import InvalidFieldError, PreconditionError
 from mesh.model_file import ModelFile
+from mesh.object_store import ObjectStore
+from mesh.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -37,12 +40,14 @@ class BuildsServicer(builds_pb2_grpc.BuildsServicer):
 
     Args:
         redis: Connection.
-        settings: Names this gateway in traces.
+        settings: Names this gateway in traces, and the store that keeps how models are served.
     """
 
     def __init__(self, redis: Redis, settings: GatewaySettings) -> None:
         self._queue = BuildQueue(redis)
         self._fleet = Fleet(redis)
+        self._serving = ServingIndex(redis)
+        self._objects = ObjectStore.from_settings(settings)
         self._gateway_id = settings.gateway_id
 
     async def CreateBuild(
@@ -77,12 +82,16 @@ class BuildsServicer(builds_pb2_grpc.BuildsServicer):
             raise InvalidFieldError("request_id", f"at most {REQUEST_ID_LIMIT} characters")
         spec = ModelFile.from_proto(request.spec)
         target = choose_target(await self._fleet.workers(), spec.kind, request.target)
+        asked = spec.model_copy(update={"serving": None}).to_proto()  # no part of a build
         if request.validate_only:
-            metadata = builds_pb2.BuildMetadata(spec=request.spec, target=target)
+            metadata = builds_pb2.BuildMetadata(spec=asked, target=target)
             checked = build_operation.succeeded("", metadata, builds_pb2.BuildResult())
             checked.name = ""
             return checked
-        return await self._queue.create(spec.to_proto(), target, request.request_id, telemetry.inject())
+        operation = await self._queue.create(asked, target, request.request_id, telemetry.inject())
+        if spec.serving is not None:
+            await save(self._objects, self._serving, spec.model, spec.serving)
+        return operation
 
 
 def choose_target(workers: Iterable[workers_pb2.Worker], kind: str, wanted: str) -> targets_pb2.Target:
@@ -91,7 +100,7 @@ def choose_target(workers: Iterable[workers_pb2.Worker], kind: str, wanted: str)
     Args:
         workers: All that live.
         kind: Engine kind.
-        wanted: Key of a target; empty: any.
+        wanted: Key or name of a target; empty: any.
 
     Raises:
         PreconditionError: NO_BUILD_WORKER if no build worker fits, AMBIGUOUS_TARGET if several targets do.
@@ -99,7 +108,9 @@ def choose_target(workers: Iterable[workers_pb2.Worker], kind: str, wanted: str)
     builders = [worker for worker in workers if worker.role == workers_pb2.WORKER_ROLE_BUILD]
     able = {worker.target.key: worker.target for worker in builders if kind in worker.kinds}
     if wanted:
-        able = {key: target for key, target in able.items() if key == wanted}
+        able = {
+            key: target for key, target in able.items() if wanted in (key, Target.from_proto(target).name)
+        }
     if not able:
         what = f"kind {kind!r}" + (f" and target {wanted!r}" if wanted else "")
         there = "; ".join(_describe(worker) for worker in builders) or "none"

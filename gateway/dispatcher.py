@@ -12,7 +12,7 @@ from gateway.session import State
 from mesh import metrics, semconv, telemetry
 from mesh.bus import keys
 from mesh.bus.connection import UNREACHABLE
-from mesh.errors import DeadlineError, MeshError
+from mesh.errors import DeadlineError, ExhaustedError, MeshError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -57,6 +57,7 @@ class Dispatcher:
         self._queue_spans: dict[Session, trace.Span] = {}
         self._timers: dict[Session, asyncio.TimerHandle] = {}
         self._deadlines: dict[Session, float] = {}
+        self._patience: dict[Session, asyncio.TimerHandle] = {}
         self.cancel_on_link: Callable[[LinkSessions, int], None] = lambda _link, _handle: None
 
     async def submit(self, session: Session, timeout_s: float) -> None:
@@ -74,6 +75,8 @@ class Dispatcher:
         now = loop.time()
         self._deadlines[session] = now + timeout_s
         self._timers[session] = loop.call_later(timeout_s, self._expire, session)
+        if session.max_waiting_s:
+            self._patience[session] = loop.call_later(session.max_waiting_s, self._give_up, session)
         self._begin_wait(session, now)
         self.room.enter(session, now)
         for released in self.room.next_for_redis(session.model, now):
@@ -95,6 +98,7 @@ class Dispatcher:
             self.room.end(session)
             self._fill_window(session.model)
         self._end_queue_span(session)
+        self._stop_patience(session)
         if leftover.link is not None:
             self.cancel_on_link(leftover.link, leftover.handle)
         if leftover.ticket is not None:
@@ -105,6 +109,7 @@ class Dispatcher:
         now = asyncio.get_running_loop().time()
         session.timeline.queue_total += now - session.timeline.queued
         self._end_queue_span(session)
+        self._stop_patience(session)
         self.room.claimed(session, now)
         self._fill_window(session.model)
 
@@ -191,6 +196,22 @@ class Dispatcher:
     def _expire(self, session: Session) -> None:
         where = "in the queue" if session.state is State.QUEUED else "while it ran"
         session.fail(DeadlineError(f"the deadline passed {where}", where=session.state.value))
+
+    def _give_up(self, session: Session) -> None:
+        limit = session.max_waiting_s
+        session.fail(
+            ExhaustedError(
+                f"serving.max_waiting_s: no worker took the request within {limit:g} s",
+                retry_after_s=limit,
+                limit="serving.max_waiting_s",
+                allowed=limit,
+            )
+        )
+
+    def _stop_patience(self, session: Session) -> None:
+        """It waits no more, or its model's limit on a first wait no longer counts."""
+        if timer := self._patience.pop(session, None):
+            timer.cancel()
 
     def _begin_queue_span(self, session: Session) -> None:
         if not session.span.is_recording():

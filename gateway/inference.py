@@ -98,9 +98,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         model = await self._catalogue.model(checked.model)
         engines = model.engines_for(checked.engine)
         prompt_ids = await _tokenise(request, model.tokenizer)
-        admitted = admission.admit(checked, prompt_ids, engines)
+        serving = model.serving
+        admitted = admission.admit(checked, prompt_ids, engines, serving.default_max_tokens)
         sampling = admitted.sampling
-        self._dispatcher.room.check(checked.model, client, len(prompt_ids), asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        self._dispatcher.room.check(checked.model, client, len(prompt_ids), now, serving)
         return Session(
             request_id=checked.request_id,
             model=checked.model,
@@ -115,6 +117,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             engines=admitted.engines,
             return_token_ids=request.return_token_ids,
             max_attempts=self._settings.max_attempts,
+            max_waiting_s=serving.max_waiting_s,
         )
 
     async def watch_stalls(self) -> None:

@@ -74,6 +74,8 @@ class Session:
     engines: frozenset[str] = frozenset()
     return_token_ids: bool = False
     max_attempts: int = 3
+    max_waiting_s: float = 0.0
+    """How long it may wait for its first worker; 0: until its deadline."""
     traceparent: str = ""
     tracestate: str = ""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gateway.fair_queue import FairQueue
 from mesh.errors import ExhaustedError
+from mesh.model_fields import ServingSettings
 
 if TYPE_CHECKING:
     from gateway.session import Session
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 RATE_WINDOW_S = 5.0
 UNKNOWN_RETRY_S = 1.0
+NO_LIMITS = ServingSettings()
 MIN_RETRY_S, MAX_RETRY_S = 0.1, 60.0
 
 
@@ -71,8 +73,10 @@ class WaitingRoom:
         self._models: dict[str, _Model] = {}
         self._by_client: dict[str, int] = {}
 
-    def check(self, model: str, client: str, tokens: int, now: float) -> None:
-        """Refuses what there is no room for.
+    def check(
+        self, model: str, client: str, tokens: int, now: float, serving: ServingSettings = NO_LIMITS
+    ) -> None:
+        """Refuses what there is no room for, by the gateway's limits or by the model's if they are stricter.
 
         Raises:
             ExhaustedError: names the limit, and when to come again by the rate at which the queue drains.
@@ -85,14 +89,26 @@ class WaitingRoom:
             raise _full("max_client_requests", mine, settings.max_client_requests, retry)
         if state is None:
             return
-        if state.requests >= settings.max_queued_requests:
-            raise _full("max_queued_requests", state.requests, settings.max_queued_requests, retry)
-        if state.tokens + tokens > settings.max_queued_tokens and state.requests:
-            raise _full("max_queued_tokens", state.tokens + tokens, settings.max_queued_tokens, retry)
+        limit, allowed = _stricter(
+            "max_queued_requests",
+            settings.max_queued_requests,
+            "max_waiting_requests",
+            serving.max_waiting_requests,
+        )
+        if state.requests >= allowed:
+            raise _full(limit, state.requests, allowed, retry)
+        limit, allowed = _stricter(
+            "max_queued_tokens", settings.max_queued_tokens, "max_waiting_tokens", serving.max_waiting_tokens
+        )
+        if state.tokens + tokens > allowed and state.requests:
+            raise _full(limit, state.tokens + tokens, allowed, retry)
+        limit, allowed = _stricter(
+            "max_queue_s", settings.max_queue_s, "max_waiting_s", serving.max_waiting_s
+        )
         rate = state.rate.tokens_per_s(now)
         wait_s = state.tokens / rate if rate > 1 else 0.0
-        if state.requests > settings.queue_window and wait_s > settings.max_queue_s:
-            raise _full("max_queue_s", round(wait_s, 1), settings.max_queue_s, retry)
+        if state.requests > settings.queue_window and wait_s > allowed:
+            raise _full(limit, round(wait_s, 1), allowed, retry)
 
     def enter(self, session: Session, now: float) -> None:
         """A new request waits."""
@@ -156,6 +172,13 @@ class WaitingRoom:
         if state is None or rate <= 0:
             return UNKNOWN_RETRY_S
         return min(MAX_RETRY_S, max(MIN_RETRY_S, (state.tokens + tokens) / rate / 2))
+
+
+def _stricter(limit: str, allowed: float, serving_limit: str, serving_allowed: float) -> tuple[str, float]:
+    """Name and value of the stricter of two limits, the gateway's and the model's; its 0 is none."""
+    if 0 < serving_allowed < allowed:
+        return f"serving.{serving_limit}", serving_allowed
+    return limit, allowed
 
 
 def _full(limit: str, actual: float, allowed: float, retry_after_s: float) -> ExhaustedError:

@@ -18,7 +18,7 @@ from mesh.errors import IntegrityError
 from mesh.target import Target  # noqa: TC001 - pydantic needs it at run time
 
 SCHEMA_VERSION = 1
-_LATER_FIELDS = ("key_parts",)
+_LATER_FIELDS = ("key_parts", "max_input_len")
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -94,6 +94,7 @@ class Manifest(_Record):
     key_parts: KeyParts | None = None
     versions: dict[str, str]
     max_batch_size: int = Field(gt=0)
+    max_input_len: int | None = Field(None, gt=0)
     max_seq_len: int = Field(gt=0)
     max_num_tokens: int = Field(gt=0)
     kv_bytes_per_token: int = Field(0, ge=0)

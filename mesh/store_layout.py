@@ -7,6 +7,7 @@ builds/<build key>                         text: the digest of the engine that t
 models/<model>/<engine>                    empty: this model has this engine
 publishing/<engine>/<publisher>            JSON list: blobs that somebody who publishes relies on
 sweeps/<sweep>                             JSON list: blobs that a garbage collection is about to remove
+serving/<model>.json                       how the model is served, whatever its engines
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ BUILDS = "builds/"
 MODELS = "models/"
 PUBLISHING = "publishing/"
 SWEEPS = "sweeps/"
+SERVING = "serving/"
 
 MANIFEST_LIMIT_BYTES = 8 << 20
 
@@ -51,3 +53,8 @@ def build_marker(build_key: str) -> str:
 def model_marker(model: str, digest: str) -> str:
     """What says that a model has an engine."""
     return f"{MODELS}{model}/{digest}"
+
+
+def serving_key(model: str) -> str:
+    """Where the serving settings of a model lie."""
+    return f"{SERVING}{model}.json"

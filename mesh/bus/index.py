@@ -12,6 +12,7 @@ import structlog
 
 from mesh.bus import keys
 from mesh.bus.connection import BLOCK_LIMIT_S
+from mesh.bus.serving import EVENTS_KEPT, ServingIndex
 from mesh.engine_store import EngineRecord
 from mesh.errors import IntegrityError
 from mesh.manifest import Manifest, canonical_json
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from mesh.engine_store import EngineStore
 
-EVENTS_KEPT = 100
 NO_EVENT = "0-0"
 
 _log = structlog.get_logger()
@@ -35,6 +35,7 @@ class EngineIndex:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self.serving = ServingIndex(redis)
 
     async def add(self, record: EngineRecord) -> None:
         """Takes an engine in, or replaces its record."""
@@ -144,6 +145,7 @@ async def rebuild_index(store: EngineStore, index: EngineIndex) -> Rebuilt:
     records = await asyncio.to_thread(store.engines)
     stored = {record.digest for record in records}
     forgotten = tuple(record for digest, record in known.items() if digest not in stored)
+    await index.serving.rebuild(store.objects)
     await index.rebuild(records, forget=forgotten)
     return Rebuilt(len(records), tuple(r for r in records if r.digest not in known), forgotten)
 

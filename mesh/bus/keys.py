@@ -27,6 +27,9 @@ def model_engines(model: str) -> str:
     return f"em:{{m:{model}}}:engines"
 
 
+MODEL_SERVING = "em:{index}:serving"
+"""Hash: model to how it is served, as JSON; the index of the store."""
+
 MODELS = "em:{index}:models"
 """Set: every model with an engine."""
 

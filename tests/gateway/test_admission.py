@@ -19,7 +19,7 @@ def request(**fields):
     return inference_pb2.GenerateRequest(**{"model": "m", "prompt": "hi", **fields})
 
 
-def engine(max_seq_len=100, abilities=(), precision="int8"):
+def engine(max_seq_len=100, abilities=(), precision="int8", **more):
     return Manifest(
         model="m",
         kind="fake",
@@ -32,6 +32,7 @@ def engine(max_seq_len=100, abilities=(), precision="int8"):
         max_num_tokens=64,
         tokenizer=TokenizerInfo(vocab_size=256),
         capabilities=abilities,
+        **more,
         files=(EngineFile(path="tokenizer.json", size=1, sha256="0" * 64),),
     )
 
@@ -242,3 +243,29 @@ def test_a_full_gateway_says_when_to_come_again():
     with pytest.raises(ExhaustedError) as caught:
         admission.check_capacity(10, 10)
     assert caught.value.retry_after_s > 0
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "default", "max_tokens"), [(10, 20, 20), (90, 20, 10), (10, 0, 90), (10, 1000, 90)]
+)
+def test_without_max_tokens_the_model_may_limit_the_answer(prompt_tokens, default, max_tokens):
+    checked = admission.check(request(), 1000)
+    admitted = admission.admit(checked, list(range(prompt_tokens)), [engine(100)], default)
+    assert admitted.sampling.max_tokens == max_tokens
+
+
+def test_max_tokens_of_the_request_is_its_own():
+    checked = admission.check(request(sampling={"max_tokens": 50}), 1000)
+    assert admission.admit(checked, [1], [engine(100)], 20).sampling.max_tokens == 50
+
+
+def test_a_prompt_longer_than_every_engine_takes_is_refused():
+    with pytest.raises(InvalidFieldError, match="10 tokens; the engine takes a prompt of 8") as caught:
+        admit(request(), 10, engine(max_input_len=4), engine(max_input_len=8))
+    assert caught.value.field == "prompt"
+
+
+def test_a_long_prompt_goes_to_the_engine_that_takes_it():
+    short, long = engine(max_input_len=4), engine(precision="fp16", max_seq_len=50)
+    admitted = admit(request(), 10, short, long)
+    assert (admitted.engines, admitted.engine) == (frozenset({long.digest}), long.digest)

@@ -18,7 +18,9 @@ from gateway.operations import OperationsServicer
 from mesh import build_operation
 from mesh.bus.build_jobs import BuildConsumer
 from mesh.bus.leases import WORKER, Leases
+from mesh.bus.serving import ServingIndex
 from mesh.errors import PreconditionError
+from mesh.model_fields import ServingSettings
 from mesh.settings import GatewaySettings
 from mesh.target import Target
 
@@ -35,7 +37,9 @@ def spec(**fields):
 
 
 @pytest.fixture
-async def channel(redis):
+async def channel(redis, store_settings, monkeypatch):
+    for name, value in store_settings.items():
+        monkeypatch.setenv(name, value)
     server = grpc.aio.server(interceptors=[ErrorInterceptor()])
     builds_pb2_grpc.add_BuildsServicer_to_server(BuildsServicer(redis, GatewaySettings()), server)
     operations_pb2_grpc.add_OperationsServicer_to_server(OperationsServicer(redis), server)
@@ -244,6 +248,31 @@ async def test_cancelled_build_can_be_deleted(builds, operations, build_worker):
     assert ended.error.code == grpc.StatusCode.CANCELLED.value[0]
     with pytest.raises(grpc.aio.AioRpcError):
         await operations.GetOperation(operations_pb2.GetOperationRequest(name=operation.name))
+
+
+async def test_serving_is_kept_per_model_and_no_part_of_the_build(builds, build_worker, redis):
+    first = await builds.CreateBuild(builds_pb2.CreateBuildRequest(spec=spec(serving={"max_waiting_s": 5})))
+    second = await builds.CreateBuild(builds_pb2.CreateBuildRequest(spec=spec(serving={"max_workers": 2})))
+    silent = await builds.CreateBuild(builds_pb2.CreateBuildRequest(spec=spec()))
+
+    assert first.name == second.name == silent.name
+    assert not build_operation.metadata_of(first).spec.HasField("serving")
+    assert (await ServingIndex(redis).all()) == {"m": ServingSettings(max_workers=2)}
+
+
+async def test_a_check_keeps_no_serving(builds, build_worker, redis):
+    await builds.CreateBuild(
+        builds_pb2.CreateBuildRequest(spec=spec(serving={"max_workers": 2}), validate_only=True)
+    )
+
+    assert await ServingIndex(redis).all() == {}
+
+
+def test_target_may_be_named():
+    gpus = [Target.from_name(name, cuda_major=12) for name in ("h100-sxm-80gb", "h100-sxm-80gb:mig-1g.10gb")]
+    fleet = [worker(f"b{number}", target=target) for number, target in enumerate(gpus)]
+
+    assert [choose_target(fleet, "fake", target.name).key for target in gpus] == [gpu.key for gpu in gpus]
 
 
 def test_only_target_of_the_kind_is_chosen():

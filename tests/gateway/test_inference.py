@@ -9,6 +9,7 @@ from grpc_status import rpc_status
 
 from enginemesh.v1 import inference_pb2, inference_pb2_grpc
 from mesh.bus import keys
+from mesh.model_fields import ServingSettings
 from tests.conditions import until
 from tests.gateway.helpers import ERROR, LENGTH, STOP
 from tests.gateway.scripted_worker import ScriptedWorker
@@ -71,6 +72,47 @@ async def test_a_conversation_goes_through_the_chat_template(stub, worker):
     queued = await worker.take()
     assert bytes(queued.prompt_ids) == b"<user>hey<assistant>"
     call.cancel()
+
+
+async def serve_with(gateway, **settings):
+    """Gives the model of these tests other serving settings, and waits until the gateway knows them."""
+    wanted = ServingSettings(**settings)
+    await gateway._index.serving.put("m", wanted)
+
+    async def knows():
+        return (await gateway.catalogue.model("m")).serving == wanted
+
+    await until(knows)
+
+
+async def test_the_model_limits_answers_without_max_tokens(stub, worker, gateway):
+    await serve_with(gateway, default_max_tokens=5)
+    call = stub.Generate(inference_pb2.GenerateRequest(model="m", prompt="hi"))
+    assert (await worker.take()).sampling.max_tokens == 5
+    call.cancel()
+
+
+async def test_a_request_that_no_worker_takes_in_time_is_given_up(stub, gateway, redis):
+    await serve_with(gateway, max_waiting_s=0.2)
+    with pytest.raises(grpc.aio.AioRpcError, match=r"no worker took the request within 0\.2 s") as caught:
+        await collect(stub.Generate(request(), timeout=20))
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert details_of(caught.value, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() == 200
+    await until(lambda: not gateway.table and not gateway.dispatcher._patience)
+    await until(lambda: _is_empty(redis))
+
+
+async def _is_empty(redis):
+    return await queue_length(redis) == 0
+
+
+async def test_a_request_that_a_worker_took_is_never_given_up(stub, worker, gateway):
+    await serve_with(gateway, max_waiting_s=30)
+    answer = asyncio.ensure_future(collect(stub.Generate(request())))
+    _, handle = await worker.begin()
+    assert not gateway.dispatcher._patience
+    await worker.send((handle, 0, [*b"ok", 0]), finishes=[(handle, STOP)])
+    assert (await answer)[0] == "ok"
 
 
 async def test_two_requests_share_frames(stub, worker):

@@ -4,6 +4,7 @@ import pytest
 
 from gateway.waiting_room import MAX_RETRY_S, DrainRate, WaitingRoom
 from mesh.errors import ExhaustedError
+from mesh.model_fields import ServingSettings
 from mesh.settings import GatewaySettings
 from tests.gateway.helpers import session
 
@@ -57,6 +58,23 @@ def test_a_limit_that_is_reached_is_named(limits, name):
     assert caught.value.retry_after_s > 0
 
 
+@pytest.mark.parametrize("name", ["max_waiting_requests", "max_waiting_tokens"])
+def test_a_stricter_limit_of_the_model_is_named(name):
+    r = room(max_queued_requests=100, max_queued_tokens=100)
+    enter(r, "a", "b")
+    with pytest.raises(ExhaustedError, match=f"serving.{name}") as caught:
+        r.check("m", "c", 3, 0.0, ServingSettings(**{name: 2}))
+    assert caught.value.metadata["limit"] == f"serving.{name}"
+    r.check("other", "c", 3, 0.0, ServingSettings(**{name: 2}))
+
+
+def test_a_model_cannot_have_more_than_its_gateway_allows():
+    r = room(max_queued_requests=2)
+    enter(r, "a", "b")
+    with pytest.raises(ExhaustedError, match="max_queued_requests"):
+        r.check("m", "c", 3, 0.0, ServingSettings(max_waiting_requests=1000))
+
+
 def test_another_client_has_limits_of_its_own():
     r = room(max_client_requests=2)
     enter(r, "a", "b")
@@ -78,6 +96,13 @@ def test_what_would_wait_too_long_is_refused_with_the_time_that_the_queue_takes(
     with pytest.raises(ExhaustedError, match="max_queue_s") as caught:
         r.check("m", "c", 3, now)
     assert 1.0 < caught.value.retry_after_s < 10
+    r = room(max_queue_s=1000.0)
+    made = enter(r, *[str(n) for n in range(100)])
+    r.next_for_redis("m", 0.0)
+    r.claimed(made[0], 0.1)
+    r.check("m", "c", 3, 0.1)
+    with pytest.raises(ExhaustedError, match=r"serving\.max_waiting_s"):
+        r.check("m", "c", 3, 0.1, ServingSettings(max_waiting_s=1.0))
 
 
 def test_the_rate_is_right_from_the_start_and_fades():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,6 +33,11 @@ class ListedStore:
     def __init__(self, records, meanwhile=lambda: None) -> None:
         self._records = records
         self._meanwhile = meanwhile
+
+    @property
+    def objects(self):
+        """A store without serving settings."""
+        return SimpleNamespace(list=lambda prefix: [])
 
     def engines(self):
         self._meanwhile()
