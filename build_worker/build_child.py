@@ -8,26 +8,31 @@ memory of a converter outlives it or reaches the worker.
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import sys
 import time
 import traceback
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from build_worker import source
 from build_worker.backends import load_builder
-from build_worker.backends.base import BuildInput
+from build_worker.backends.base import BuildInput, ResumableBuilder
 from build_worker.child_messages import BuildTask, Built, Failed, Fetched, FetchTask, Progress, Task
 from build_worker.engine_folder import make_manifest
+from build_worker.fetching import fetch
+from build_worker.parts import PartKeeper, run_parts
 from build_worker.stages import Stage
-from mesh.errors import BuildError, MeshError
-from mesh.parent_death import die_with_parent
+from mesh.errors import BuildError, BuildLimitError, MeshError
+from mesh.parent_death import die_with_parent, guard_group
 from mesh.settings import BuildWorkerSettings
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
     from pydantic import BaseModel
+
+    from build_worker.backends.base import Part
 
 PROGRESS_INTERVAL_S = 0.1
 ERROR_TEXT_LIMIT = 500
@@ -49,40 +54,35 @@ class Reporter:
             self._next_time = now + PROGRESS_INTERVAL_S
             self.send(Progress(stage=stage, fraction=fraction, detail=detail))
 
+    def kept(self, part: Part) -> None:
+        """Tells of a part that an earlier attempt has done."""
+        detail = f"{part.name} was done by an earlier attempt"
+        self.send(Progress(stage=part.stage, fraction=1.0, detail=detail, is_kept=True))
+
     def send(self, message: BaseModel) -> None:
         """Writes one line."""
         self._pipe.write(message.model_dump_json().encode() + b"\n")
         self._pipe.flush()
 
 
-def run(task: FetchTask | BuildTask, report: Reporter) -> Fetched | Built:
+def run(task: FetchTask | BuildTask, settings: BuildWorkerSettings, report: Reporter) -> Fetched | Built:
     """Does one task."""
     if isinstance(task, FetchTask):
-        return _fetch(task, report)
-    return _build(task, report)
+        return fetch(task, settings, report)
+    return _build(task, settings, report)
 
 
-def _fetch(task: FetchTask, report: Reporter) -> Fetched:
-    settings = BuildWorkerSettings()
-    report(Stage.FETCH, 0.0, task.source)
-    path = source.fetch(
-        task.source,
-        settings,
-        task.folder,
-        lambda fraction: report(Stage.FETCH, 0.8 * fraction, "downloading"),
-    )
-    digest = source.digest(
-        path,
-        settings.source_root_list,
-        lambda fraction: report(Stage.FETCH, 0.8 + 0.2 * fraction, "reading weights"),
-    )
-    return Fetched(path=path, digest=digest)
-
-
-def _build(task: BuildTask, report: Reporter) -> Built:
+def _build(task: BuildTask, settings: BuildWorkerSettings, report: Reporter) -> Built:
     builder = load_builder(task.spec.kind)
-    report(Stage.CONVERT, 0.0)
-    traits = builder.build(BuildInput(task.spec, task.source, task.target, task.work, task.output), report)
+    job = BuildInput(
+        task.spec, task.source, task.target, task.work, task.output, more_sources=task.more_sources
+    )
+    if isinstance(builder, ResumableBuilder):
+        keeper = PartKeeper.at(task.scratch, task.build_key, settings) if task.scratch else None
+        job = replace(job, previous=run_parts(builder, job, report, keeper, report.kept))
+    else:
+        report(Stage.CONVERT, 0.0)
+    traits = builder.build(job, report)
     manifest = make_manifest(
         task.output,
         task.spec,
@@ -95,7 +95,11 @@ def _build(task: BuildTask, report: Reporter) -> Built:
 
 
 def _failed(error: Exception) -> Failed:
-    if not isinstance(error, MeshError):
+    if isinstance(error, MemoryError):
+        error = BuildLimitError("memory limit: the build worker has no more memory", limit="memory")
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        error = BuildLimitError("disk limit: the build worker's disk is full", limit="disk")
+    elif not isinstance(error, MeshError):
         traceback.print_exception(error)
         text = f"{type(error).__name__}: {error}"[:ERROR_TEXT_LIMIT]
         error = BuildError(text)
@@ -104,13 +108,16 @@ def _failed(error: Exception) -> Failed:
 
 def main() -> None:
     """Does the task that stands on standard input."""
-    die_with_parent(int(sys.argv[1]))
-    with os.fdopen(int(sys.argv[2]), "wb") as pipe:
+    parent, descriptor = int(sys.argv[1]), int(sys.argv[2])
+    die_with_parent(parent)
+    os.set_inheritable(descriptor, False)  # of what this process starts nothing may keep the pipe open
+    guard_group(close=[descriptor])  # what converters and compilers start must not outlive the build
+    with os.fdopen(descriptor, "wb") as pipe:
         report = Reporter(pipe)
         try:
             settings = BuildWorkerSettings()
             _limit_threads(settings.threads)
-            report.send(run(Task.validate_json(sys.stdin.buffer.read()), report))
+            report.send(run(Task.validate_json(sys.stdin.buffer.read()), settings, report))
         except Exception as error:  # noqa: BLE001 - the border to the worker
             report.send(_failed(error))
 

@@ -19,12 +19,25 @@ class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class ScratchPlace(_Message):
+    """Where results are kept for the next attempt of a build; `is_retry` if there was one before."""
+
+    build_id: str
+    limit_bytes: int
+    is_retry: bool = False
+
+
 class FetchTask(_Message):
-    """Make the source readable on this host, in `folder` if it must be downloaded; answered by Fetched."""
+    """Make the sources readable on this host, in `folder` if they must be downloaded; answered by Fetched.
+
+    `more_sources` are those beside the model itself, by their dotted fields.
+    """
 
     task: Literal["fetch"] = "fetch"
     source: str
     folder: Path
+    more_sources: dict[str, str] = {}
+    scratch: ScratchPlace | None = None
 
 
 class BuildTask(_Message):
@@ -37,23 +50,28 @@ class BuildTask(_Message):
     build_key: str
     work: Path
     output: Path
+    more_sources: dict[str, Path] = {}
+    scratch: ScratchPlace | None = None
 
 
 class Progress(_Message):
-    """How far the work is; any number of these come first."""
+    """How far the work is; any number of these come first. `is_kept` if an earlier attempt did the stage."""
 
     message: Literal["progress"] = "progress"
     stage: Stage
     fraction: float
     detail: str = ""
+    is_kept: bool = False
 
 
 class Fetched(_Message):
-    """Where the source lies, and the digest of its files."""
+    """Where the sources lie, and the digests of their files."""
 
     message: Literal["fetched"] = "fetched"
     path: Path
     digest: str
+    more_paths: dict[str, Path] = {}
+    more_digests: dict[str, str] = {}
 
 
 class Built(_Message):

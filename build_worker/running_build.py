@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import structlog
 from opentelemetry import trace
 
+from build_worker.leftovers import remove_leftovers
+from build_worker.log_keeper import LogKeeper
+from build_worker.pipeline import BuildRun
+from build_worker.scratch import Attempt, Scratch
 from build_worker.stage_spans import StageSpans, tracer
 from build_worker.stages import Stage, percent_done
 from enginemesh.v1 import builds_pb2
@@ -18,7 +23,7 @@ from mesh.bus.builds import BuildQueue
 from mesh.bus.connection import UNREACHABLE
 from mesh.errors import BuildCancelledError, BuildError, MeshError, NotFoundError
 from mesh.model_file import ModelFile
-from mesh.waiting import wait_until_set
+from mesh.waiting import cancel_until_ended, wait_until_set
 
 if TYPE_CHECKING:
     from google.longrunning import operations_pb2
@@ -33,9 +38,6 @@ HOLD_INTERVAL_S = 1.0
 """A hold is renewed at least this often; also how soon a cancellation is noticed."""
 
 PROGRESS_INTERVAL_S = 0.2
-DELIVERIES_LIMIT = 3
-"""A job that so many workers had, none of which lived to say how it ended, is given up."""
-
 log = structlog.get_logger(__name__)
 
 
@@ -62,9 +64,11 @@ class RunningBuild:
         self._consumer = consumer
         self._pipeline = pipeline
         self._taken = taken
-        self._worker_id = settings.worker_id
+        self._settings = settings
         self._hold_interval_s = min(HOLD_INTERVAL_S, settings.lease_ttl_s / 3)
         self._metadata = builds_pb2.BuildMetadata(spec=taken.job.spec, target=taken.job.target)
+        self._objects = pipeline.store.objects
+        self._log_keeper = LogKeeper(self._objects, taken.job.build_id, settings)
         self._stage = Stage.FETCH
         self._has_news = asyncio.Event()
         self._spans: StageSpans | None = None
@@ -74,19 +78,26 @@ class RunningBuild:
         await self._read_metadata()
         work = asyncio.ensure_future(self._traced_work())
         hold = asyncio.ensure_future(self._keep_hold())
+        keep_log = asyncio.ensure_future(self._log_keeper.keep())
         try:
             await asyncio.wait({work, hold}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                await self._stop(work)
-                await self._after_stop(hold.result())
-                return
+                await cancel_until_ended(work)
         except asyncio.CancelledError:
-            await self._stop(work)
+            await cancel_until_ended(work, keep_log)
             await self._give_back()
             raise
         finally:
-            hold.cancel()
-        await self._finish(self._outcome(work))
+            await cancel_until_ended(hold, keep_log)
+        if not hold.cancelled() and hold.result() is Hold.LOST:
+            log.warning("build taken over by another worker", build=self._taken.job.build_id)
+        elif work.cancelled():
+            stage = self._stage.value
+            await self._conclude(
+                self._failed(BuildCancelledError(f"cancelled in stage {stage}", stage=stage))
+            )
+        else:
+            await self._conclude(self._outcome(work))
 
     async def _traced_work(self) -> builds_pb2.BuildResult:
         job = self._taken.job
@@ -100,7 +111,7 @@ class RunningBuild:
                 semconv.MESSAGING_OPERATION_NAME: "build",
                 semconv.MESSAGING_DESTINATION: keys.build_stream(job.target.key, job.spec.kind),
                 semconv.MESSAGING_CONSUMER_GROUP: keys.BUILD_GROUP,
-                semconv.MESSAGING_CLIENT_ID: self._worker_id,
+                semconv.MESSAGING_CLIENT_ID: self._settings.worker_id,
                 semconv.MESSAGING_MESSAGE_ID: self._taken.entry_id,
                 semconv.BUILD: job.build_id,
                 semconv.REQUEST_MODEL: job.spec.model,
@@ -108,10 +119,12 @@ class RunningBuild:
                 semconv.TARGET: job.target.key,
             },
         )
+        span.set_attribute(semconv.BUILD_ATTEMPT, self._metadata.attempt)
         self._spans = StageSpans(trace.set_span_in_context(span), job.spec.kind)
         # Spans are ended by hand, so that what cancels a build shows in them too.
         error: BaseException | None = None
         try:
+            await self._begin(span)
             result = await self._work()
             span.set_attributes(
                 {semconv.ENGINE: result.engine, semconv.CACHE: "hit" if result.cached else "miss"}
@@ -127,15 +140,41 @@ class RunningBuild:
             self._spans.end(error)
             span.end()
 
+    async def _begin(self, span: trace.Span) -> None:
+        """Notes this attempt for the next one, and takes up the log and the trace of the one before."""
+        attempt = self._metadata.attempt
+        scratch = Scratch(self._objects, self._taken.job.build_id)
+        if attempt > 1:
+            await self._log_keeper.go_on()
+            earlier = await asyncio.to_thread(scratch.attempt)
+            if earlier is not None:
+                # The span of a worker that died is never written. What it had finished is in the same trace.
+                context = telemetry.extract(earlier.traceparent, earlier.tracestate)
+                span.add_link(
+                    trace.get_current_span(context).get_span_context(),
+                    {semconv.BUILD_ATTEMPT: earlier.number, semconv.WORKER: earlier.worker},
+                )
+        worker = self._settings.worker_id
+        self._log_keeper.log.say(f"attempt {attempt} on workers/{worker}")
+        traceparent, tracestate = telemetry.inject(span)
+        record = Attempt(number=attempt, worker=worker, traceparent=traceparent, tracestate=tracestate)
+        await asyncio.to_thread(scratch.write_attempt, record)
+
     async def _work(self) -> builds_pb2.BuildResult:
-        if self._taken.deliveries > DELIVERIES_LIMIT:
-            raise BuildError(f"{DELIVERIES_LIMIT} build workers died over this build")
+        limit = self._settings.build_attempts
+        if self._taken.deliveries > limit:
+            raise BuildError(f"{limit} build workers died over this build", attempts=limit)
         spec = ModelFile.from_proto(self._taken.job.spec)
-        return await self._pipeline.run(spec, self._on_progress)
+        job = self._taken.job
+        run = BuildRun(job.build_id, self._metadata.attempt, spec, self._log_keeper.log, self._on_progress)
+        return await self._pipeline.run(run)
 
     def _on_progress(self, progress: Progress) -> None:
         if self._spans is not None:
-            self._spans.enter(progress.stage)
+            self._spans.enter(progress.stage, is_kept=progress.is_kept)
+        if progress.stage is not self._stage or progress.is_kept:
+            kept = ": done by an earlier attempt" if progress.is_kept else ""
+            self._log_keeper.log.say(f"stage {progress.stage.value}{kept}")
         self._stage = progress.stage
         self._metadata.stage = progress.stage.to_proto()
         self._metadata.progress_percent = max(
@@ -160,16 +199,27 @@ class RunningBuild:
             await asyncio.sleep(PROGRESS_INTERVAL_S)
             await wait_until_set(self._has_news, self._hold_interval_s - PROGRESS_INTERVAL_S)
 
-    async def _after_stop(self, hold: Hold) -> None:
-        if hold is Hold.LOST:
-            log.warning("build taken over by another worker", build=self._taken.job.build_id)
-            return
-        error = BuildCancelledError(f"cancelled in stage {self._stage.value}", stage=self._stage.value)
-        await self._finish(self._failed(error))
+    async def _conclude(self, operation: operations_pb2.Operation) -> None:
+        """Has the log whole and nothing half made in the store before the end is told."""
+        build_id = self._taken.job.build_id
+        engine = build_operation.result_of(operation).engine.removeprefix("engines/")
+        self._log_keeper.log.say(f"engine {engine}" if engine else f"no engine: {operation.error.message}")
+        hold = asyncio.ensure_future(self._hold_on())
+        try:
+            await self._log_keeper.store(engine)
+            await asyncio.to_thread(remove_leftovers, self._objects, build_id)
+        except MeshError as error:  # a sweep will remove them
+            log.warning("leftovers not removed", build=build_id, error=error.message)
+        finally:
+            await cancel_until_ended(hold)
+        await self._finish(operation)
 
-    async def _stop(self, work: asyncio.Future[builds_pb2.BuildResult]) -> None:
-        work.cancel()
-        await asyncio.wait({work})
+    async def _hold_on(self) -> None:
+        """Renews the hold, whatever others want of the build."""
+        while True:
+            with suppress(*UNREACHABLE):
+                await self._consumer.hold(self._taken)
+            await asyncio.sleep(self._hold_interval_s)
 
     def _outcome(self, work: asyncio.Future[builds_pb2.BuildResult]) -> operations_pb2.Operation:
         build_id = self._taken.job.build_id
@@ -195,10 +245,13 @@ class RunningBuild:
             self._metadata = build_operation.metadata_of(operation)
         except NotFoundError:  # somebody lost it; the job says enough
             self._metadata.create_time.GetCurrentTime()
-        self._metadata.worker = f"workers/{self._worker_id}"
+        self._metadata.worker = f"workers/{self._settings.worker_id}"
         self._metadata.progress_percent = 0
+        self._metadata.attempt += 1
 
     async def _give_back(self) -> None:
+        self._log_keeper.log.say("given back: the build worker stops")
+        await self._log_keeper.store()
         self._metadata.worker = ""
         self._metadata.stage = builds_pb2.BUILD_STAGE_QUEUED
         self._metadata.progress_percent = 0

@@ -32,15 +32,25 @@ class StageSpans:
         self._span: trace.Span = trace.INVALID_SPAN
         self._begin = 0.0
 
-    def enter(self, stage: Stage) -> None:
-        """A stage begins, unless it is the one that runs."""
+    def enter(self, stage: Stage, *, is_kept: bool = False) -> None:
+        """A stage begins, unless it is the one that runs.
+
+        Args:
+            stage: Which.
+            is_kept: An earlier attempt of the build has done it.
+        """
         if stage is self._stage:
+            if is_kept:
+                self._span.set_attribute(semconv.BUILD_STAGE_KEPT, True)
             return
         self.end()
         self._stage = stage
         self._begin = time.monotonic()
-        attributes = {semconv.BUILD_STAGE: stage.value}
-        self._span = tracer.start_span(stage.value, self._parent, attributes=attributes)
+        self._span = tracer.start_span(
+            stage.value,
+            self._parent,
+            attributes={semconv.BUILD_STAGE: stage.value, semconv.BUILD_STAGE_KEPT: is_kept},
+        )
 
     def end(self, error: BaseException | None = None) -> None:
         """The last stage ends; with an error, it is where the build failed."""

@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import structlog
 
 from build_worker.backends import load_builder
+from build_worker.leftovers import sweep_ended
 from build_worker.pipeline import Pipeline
 from build_worker.running_build import RunningBuild
 from build_worker.work_folder import remove_abandoned
 from enginemesh.v1 import workers_pb2
-from mesh.bus.build_jobs import BuildConsumer
+from mesh.build_logs import BuildLogs
+from mesh.bus.build_claims import BuildClaims
+from mesh.bus.build_jobs import KEEP_S, BuildConsumer
+from mesh.bus.builds import BuildQueue
 from mesh.bus.connection import UNREACHABLE, connect
 from mesh.bus.index import EngineIndex
 from mesh.bus.leases import WORKER, Leases
 from mesh.engine_store import EngineStore
-from mesh.waiting import wait_until_set
+from mesh.errors import MeshError
+from mesh.waiting import cancel_until_ended, wait_until_set
 
 if TYPE_CHECKING:
     from mesh.bus.build_jobs import TakenBuild
@@ -30,6 +36,7 @@ TAKE_TIMEOUT_S = 1.0
 """Longest wait for a job; also how late a request to stop is noticed by an idle worker."""
 
 RETRY_DELAY_S = 1.0
+SWEEP_INTERVAL_S = 600.0
 
 log = structlog.get_logger(__name__)
 
@@ -56,8 +63,9 @@ class BuildWorker:
             self._redis, target.key, settings.kind_list, settings.worker_id, settings.lease_ttl_s
         )
         store = EngineStore.of_publisher(settings)
-        self._root = settings.data_dir / "builds"
-        self._pipeline = Pipeline(store, EngineIndex(self._redis), target, self._root)
+        self._queue = BuildQueue(self._redis)
+        claims = BuildClaims(self._redis, settings.lease_ttl_s)
+        self._pipeline = Pipeline(store, EngineIndex(self._redis), claims, target, settings)
         self._info = workers_pb2.Worker(
             name=f"workers/{settings.worker_id}",
             role=workers_pb2.WORKER_ROLE_BUILD,
@@ -73,18 +81,18 @@ class BuildWorker:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until `stop` is set; then finishes its build within the grace time, or gives it back."""
-        abandoned = await asyncio.to_thread(remove_abandoned, self._root)
+        abandoned = await asyncio.to_thread(remove_abandoned, self._pipeline.root)
         target = self._info.target.key
         log.info("build worker ready", kinds=self._settings.kinds, target=target, removed=abandoned)
         lease = asyncio.ensure_future(self._renew_lease())
+        sweep = asyncio.ensure_future(self._sweep())
         try:
             while not stop.is_set():
                 taken = await self._take()
                 if taken is not None:
                     await self._run_build(taken, stop)
         finally:
-            lease.cancel()
-            await asyncio.wait({lease})
+            await cancel_until_ended(lease, sweep)
             await self._close()
 
     async def _take(self) -> TakenBuild | None:
@@ -137,6 +145,17 @@ class BuildWorker:
             except UNREACHABLE as error:
                 log.warning("lease not renewed", error=str(error))
             await wait_until_set(self._has_changed, self._settings.lease_ttl_s / 3)
+
+    async def _sweep(self) -> None:
+        """Removes from the store what no build needs any more, for ever."""
+        store = self._pipeline.store
+        while True:
+            await sweep_ended(store, self._queue)
+            try:
+                await asyncio.to_thread(BuildLogs(store.objects).delete_older, timedelta(seconds=KEEP_S))
+            except MeshError as error:
+                log.warning("old logs not removed", error=error.message)
+            await asyncio.sleep(SWEEP_INTERVAL_S)
 
     async def _close(self) -> None:
         try:

@@ -114,6 +114,13 @@ _FAKE = Kind(
         "die_after_tokens": Option("number", "its process dies after so many tokens", high=1_000_000),
         "hang_after_tokens": Option("number", "it hangs after so many tokens", high=1_000_000),
         "helpers": Option("number", "processes of its own", high=1_000_000),
+        "convert_ms": Option("number", "milliseconds of this stage of its build", high=1_000_000),
+        "quantise_ms": Option("number", "milliseconds of this stage of its build", high=1_000_000),
+        "compile_ms": Option("number", "milliseconds of this stage of its build", high=1_000_000),
+        "build_helpers": Option("integer", "processes that its build starts and leaves", high=100),
+        "build_memory_mib": Option("integer", "memory that its build takes, in MiB", high=100_000),
+        "build_disk_mib": Option("integer", "files that its build makes and drops, in MiB", high=100_000),
+        "engine_mib": Option("integer", "size of a file of noise in the engine, in MiB", high=100_000),
     },
 )
 

@@ -31,8 +31,8 @@ class BuildInput:
         target: The hardware that this process runs on.
         work: An empty folder for intermediate files; removed afterwards.
         output: An empty folder that becomes the engine.
-        more_sources: What else the spec names, by field: "speculation.source", "lora.<name>",
-            "calibration.data".
+        more_sources: What the spec names besides (ModelFile.sources), by dotted field: "speculation.source",
+            "lora[0].source", "calibration.data".
         previous: The result of the last resumable part; None if the kind has no parts, or for its first.
     """
 

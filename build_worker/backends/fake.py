@@ -111,7 +111,7 @@ class FakeBuilder:
             raise BuildError("the parts of the build are missing")
         report(Stage.COMPILE, 1.0, "collecting the files")
         for path in job.previous.iterdir():
-            shutil.move(path, job.output / path.name)
+            path.replace(job.output / path.name)
         return EngineTraits(
             precision=PRECISION,
             max_batch_size=spec.max_batch_size or DEFAULT_BATCH_SIZE,

@@ -91,7 +91,7 @@ async def test_unforeseen_error_is_a_failed_build(tmp_path):
         await run_task(task, lambda _progress: None)
 
     assert caught.value.to_status().code == code_pb2.INTERNAL
-    assert caught.value.message.startswith("Exception: ")
+    assert caught.value.message.startswith("IsADirectoryError: ")
 
 
 async def test_cancelled_task_leaves_no_process(fetch_huge, roots):
