@@ -51,8 +51,9 @@ format: .venv/ready ## Format the code and mend what lint can mend
 protos: .venv-codegen/ready ## Generate enginemesh/**/*_pb2* from protos/
 	@mkdir -p .cache && tools/generate_protos.sh
 
-docs: .venv/ready ## Generate docs/settings.md from mesh/settings.py
+docs: .venv/ready ## Generate docs/settings.md and the JSON schema of model files
 	@$(BIN)/python tools/settings_page.py
+	@$(BIN)/python -m mesh.model_schema
 
 lock: .venv/ready ## Resolve the lock files anew from pyproject.toml
 	$(BIN)/uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.10 pyproject.toml --extra local --extra dev -o requirements/dev.lock

@@ -56,10 +56,18 @@ def _options(value: object) -> object:
     return value
 
 
-Name = Annotated[str, _matching(MODEL_NAME, "1 to 63 characters of a-z, 0-9, '.' and '-'")]
+Name = Annotated[
+    str,
+    _matching(MODEL_NAME, "1 to 63 characters of a-z, 0-9, '.' and '-'"),
+    Field(json_schema_extra={"pattern": MODEL_NAME.pattern}),
+]
 KindName = Annotated[str, _matching(_KIND, "an engine kind, such as openvino")]
 Precision = Annotated[str, _matching(_PRECISION, "a precision, such as int8")]
-TargetName = Annotated[str, _matching(_TARGET, "a target, such as h100-sxm-80gb or cpu-x86_64-avx512")]
+TargetName = Annotated[
+    str,
+    _matching(_TARGET, "a target, such as h100-sxm-80gb or cpu-x86_64-avx512"),
+    Field(json_schema_extra={"pattern": f"^{_TARGET.pattern}$"}),
+]
 Place = Annotated[str, Field(max_length=PLACE_LIMIT)]
 Length = Annotated[int, Field(ge=0, le=LENGTH_LIMIT, strict=True)]
 Parallel = Annotated[int, Field(ge=0, le=PARALLEL_LIMIT, strict=True)]
