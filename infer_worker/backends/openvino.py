@@ -23,6 +23,7 @@ from infer_worker.backends.base import (
     refused,
 )
 from infer_worker.step_builder import StepBuilder
+from mesh.sizing import BLOCK_TOKENS, CPU_CACHE_BYTES
 from mesh.versions import installed_versions
 
 if TYPE_CHECKING:
@@ -38,13 +39,6 @@ EXACT = {
 }
 """With these a sequence's greedy tokens depend neither on what else is in the batch nor on where its
 prompt ends, so that it can be moved."""
-
-BLOCK_TOKENS = 32
-"""Tokens of one block of the paged KV cache on a CPU."""
-
-CACHE_BYTES = 1 << 30
-"""KV cache, unless one sequence of full length needs more. It grows to this as it is used, and then keeps
-the prefixes used last."""
 
 WARM_UP_TOKENS = 4
 _NO_TOKEN = 2**31 - 1
@@ -236,7 +230,7 @@ class OpenVinoBackend:
 
 
 def cache_blocks(manifest: Manifest) -> int:
-    """Blocks of the KV cache: room for every slot at full length, within CACHE_BYTES, but at least for one.
+    """Blocks of the KV cache: room for every slot at full length, within a limit, but at least for one.
 
     Blocks must be counted: without a limit the pipeline's cache usage always reads 100 %.
     """
@@ -244,7 +238,7 @@ def cache_blocks(manifest: Manifest) -> int:
     every = one * manifest.max_batch_size
     if not manifest.kv_bytes_per_token:
         return every
-    within_limit = CACHE_BYTES // (manifest.kv_bytes_per_token * BLOCK_TOKENS)
+    within_limit = CPU_CACHE_BYTES // (manifest.kv_bytes_per_token * BLOCK_TOKENS)
     return max(one, min(every, within_limit))
 
 
