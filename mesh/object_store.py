@@ -1,4 +1,4 @@
-"""The S3 store. Nothing else knows the `minio` client.
+"""The S3 store. Nothing else knows the `minio` client, nor mesh/range_reader.py, which reads objects.
 
 All calls are synchronous and thread-safe; asyncio code makes them by `asyncio.to_thread`.
 """
@@ -6,7 +6,6 @@ All calls are synchronous and thread-safe; asyncio code makes them by `asyncio.t
 from __future__ import annotations
 
 import io
-import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,9 +17,10 @@ from minio.error import InvalidResponseError, MinioException, S3Error, ServerErr
 from urllib3.exceptions import HTTPError, MaxRetryError
 
 from mesh.errors import IntegrityError, MeshError, NotFoundError, PreconditionError, UnavailableError
+from mesh.range_reader import RangeError, RangeReader, ShortObjectError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from datetime import datetime
     from pathlib import Path
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 PART_BYTES = 16 << 20
 """An object above this size is sent in parts of this size, three at a time."""
 
-CHUNK_BYTES = 256 << 10
 CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 20.0
 """Longest silence within one answer."""
@@ -101,6 +100,7 @@ class ObjectStore:
             region=region,
             http_client=self._http,
         )
+        self._reader = RangeReader(CONNECT_TIMEOUT_S, read_timeout_s, ATTEMPTS)
         self._endpoint = endpoint
         self._bucket = bucket
         self._bucket_exists = not create_bucket
@@ -178,37 +178,48 @@ class ObjectStore:
 
     def get_file(self, key: str, path: Path) -> None:
         """Writes a whole object to a file; the file is not whole if this raises."""
-        size = self.stat(key).size
-        buffer = memoryview(bytearray(min(size, PART_BYTES)))
+        info = self.stat(key)
         with path.open("wb") as file:
-            for offset in range(0, size, PART_BYTES):
-                part = buffer[: size - offset]
-                self.read_into(key, offset, part)
-                file.write(part)
+            self.read_range(key, 0, info.size, file.write, info.etag)
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        """Fills a buffer with the object's bytes from `offset` on.
+        """Fills a buffer with the object's bytes from `offset` on; raises as read_range does."""
+        filled = 0
+
+        def fill(piece: memoryview) -> None:
+            nonlocal filled
+            buffer[filled : filled + len(piece)] = piece
+            filled += len(piece)
+
+        self.read_range(key, offset, len(buffer), fill)
+
+    def read_range(
+        self, key: str, offset: int, length: int, take: Callable[[memoryview], object], etag: str = ""
+    ) -> None:
+        """Hands the object's bytes from `offset` on to `take`, piece by piece, at little cost.
 
         A transfer that breaks off goes on where it stopped; ATTEMPTS tries in a row without a byte end it.
 
+        Args:
+            key: Of the object.
+            offset: Of the first byte.
+            length: How many bytes.
+            take: Gets the pieces in order, each good until it returns; what it raises ends the read.
+            etag: If set, the version of the object that it must be, as `stat` told it.
+
         Raises:
             NotFoundError: there is no such object.
-            IntegrityError: the object ends before the buffer is full.
+            IntegrityError: the object ends too soon.
+            UnavailableError: also if the object is no longer the version that was asked for.
         """
-        filled = 0
-        failures = 0
-        while filled < len(buffer):
-            with self._calling(key):
-                before = filled
-                try:
-                    for chunk in self._read(key, offset + filled, len(buffer) - filled):
-                        buffer[filled : filled + len(chunk)] = chunk
-                        filled += len(chunk)
-                except HTTPError as error:
-                    failures = 0 if filled > before else failures + 1
-                    if failures == ATTEMPTS or isinstance(error, MaxRetryError):
-                        raise
-                    time.sleep(0.1 * failures)
+        with self._calling(key):
+            self._reader.read(
+                lambda: self._client.presigned_get_object(self._bucket, key, URL_LIFETIME),
+                offset,
+                length,
+                take,
+                etag,
+            )
 
     def stat(self, key: str) -> ObjectInfo:
         """What the store says of an object; NotFoundError if there is none."""
@@ -232,24 +243,16 @@ class ObjectStore:
         with self._calling(key):
             self._client.remove_object(self._bucket, key)
 
-    def abort_uploads(self, prefix: str) -> None:
+    def abort_uploads(self, prefix: str, begun_before: datetime | None = None) -> None:
         """Removes the parts of uploads below a prefix that were begun and not ended, as by a killed process.
 
         One that still runs fails. Some servers (MinIO) want a whole key as prefix.
         """
         with self._calling(prefix):
             for upload in self._client._list_multipart_uploads(self._bucket, prefix=prefix).uploads:  # noqa: SLF001 - minio has no public way
+                if begun_before and (not upload.initiated_time or upload.initiated_time > begun_before):
+                    continue
                 self._client._abort_multipart_upload(self._bucket, upload.object_name, upload.upload_id)  # noqa: SLF001 - as above
-
-    def _read(self, key: str, offset: int, length: int) -> Iterator[bytes]:
-        response = self._client.get_object(self._bucket, key, offset=offset, length=length)
-        try:
-            if int(response.headers.get("Content-Length", length)) != length:
-                raise IntegrityError(f"object {key} is shorter than expected", key=key)
-            yield from response.stream(CHUNK_BYTES)
-        finally:
-            response.close()
-            response.release_conn()
 
     @contextmanager
     def _calling(self, key: str) -> Iterator[None]:
@@ -260,14 +263,14 @@ class ObjectStore:
         try:
             self._ensure_bucket()
             yield
-        except (MinioException, HTTPError) as error:
+        except (MinioException, HTTPError, RangeError, ShortObjectError) as error:
             raise self._translated(error, key) from None
 
-    def _translated(self, error: MinioException | HTTPError, key: str) -> MeshError:
-        code = error.code if isinstance(error, S3Error) else None
+    def _translated(self, error: Exception, key: str) -> MeshError:
+        code = error.code if isinstance(error, (S3Error, RangeError)) else None
         if code in _MISSING:
             return NotFoundError("object", key)
-        if code == "InvalidRange":
+        if code == "InvalidRange" or isinstance(error, ShortObjectError):
             return IntegrityError(f"object {key} is shorter than expected", key=key)
         if code in _DENIED:
             return PreconditionError(
@@ -295,7 +298,9 @@ class ObjectStore:
         self._bucket_exists = True
 
 
-def _what(error: MinioException | HTTPError) -> str:
+def _what(error: Exception) -> str:
+    if isinstance(error, RangeError):
+        return str(error)
     if isinstance(error, MaxRetryError):
         return str(error.reason)
     if isinstance(error, ServerError):

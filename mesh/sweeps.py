@@ -38,6 +38,7 @@ from mesh.store_layout import (
     PUBLISHING,
     SWEEPS,
     blob_key,
+    manifest_key,
 )
 
 if TYPE_CHECKING:
@@ -98,8 +99,8 @@ class References:
         self._objects = objects
         self._by_manifest: dict[str, frozenset[str]] = {}
 
-    def read(self) -> set[str]:
-        """The sha256 of every blob that is needed now.
+    def read(self, without: Collection[str] = ()) -> set[str]:
+        """The sha256 of every blob that is needed now; engines in `without` do not count.
 
         Manifests never change, so each is read once.
 
@@ -108,7 +109,8 @@ class References:
         """
         # In this order: who takes the announcement back has written the manifest by then.
         needed = self._announced()
-        keys = [entry.key for entry in self._objects.list(MANIFESTS)]
+        uncounted = {manifest_key(digest) for digest in without}
+        keys = [entry.key for entry in self._objects.list(MANIFESTS) if entry.key not in uncounted]
         with ThreadPoolExecutor(PARALLEL_CALLS) as pool:
             unread = [key for key in keys if key not in self._by_manifest]
             self._by_manifest.update(zip(unread, pool.map(self._read_manifest, unread), strict=True))
