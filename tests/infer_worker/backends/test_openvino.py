@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from infer_worker.backends.openvino import BLOCK_TOKENS, CACHE_BYTES, OpenVinoBackend, cache_blocks
+from infer_worker.backends.openvino import OpenVinoBackend, cache_blocks
+from mesh.sizing import BLOCK_TOKENS, CPU_CACHE_BYTES
 from tests import engines
 from tests.infer_worker.backends.driver import Driver
 
@@ -208,7 +209,7 @@ def test_unknown_profile_is_refused(smollm2_engine):
     ("seq_len", "slots", "kv_bytes", "blocks"),
     [
         (320, 4, 1000, 11 * 4),
-        (8192, 64, 23_040, CACHE_BYTES // (23_040 * BLOCK_TOKENS)),
+        (8192, 64, 23_040, CPU_CACHE_BYTES // (23_040 * BLOCK_TOKENS)),
         (131_072, 64, 100_000, 131_072 // BLOCK_TOKENS + 1),
         (320, 4, 0, 11 * 4),
     ],
