@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from google.longrunning import operations_pb2
 
+from cli.build_actions import cancel, delete, log, watch
 from cli.client import CALL_TIMEOUT_S, PAGE_SIZE
 from cli.options import GatewayOption, JsonOption, connect
 from cli.tables import age, bare, enum_word, print_json, print_table
@@ -18,10 +20,29 @@ if TYPE_CHECKING:
     from cli.client import Client
 
 
-def builds(gateway: GatewayOption, as_json: JsonOption = False) -> None:
-    """List the builds, running and done."""
+builds_group = typer.Typer(name="builds", invoke_without_command=True, rich_markup_mode="markdown")
+for action in (log, watch, cancel, delete):
+    builds_group.command()(action)
+
+FilterOption = Annotated[
+    str,
+    typer.Option(
+        "--filter",
+        help="Only those with these values, as in 'done = false AND model = my-model': done, outcome, stage, "
+        "model, kind, target, worker; also with !=.",
+    ),
+]
+
+
+@builds_group.callback()
+def builds(
+    context: typer.Context, gateway: GatewayOption, as_json: JsonOption = False, wanted: FilterOption = ""
+) -> None:
+    """List the builds, running and done; `enginemesh builds log BUILD` shows what one said."""
+    if context.invoked_subcommand:
+        return
     with connect(gateway) as client:
-        found = list(_all(client))
+        found = list(_all(client, wanted))
     if as_json:
         print_json(found)
         return
@@ -32,8 +53,8 @@ def builds(gateway: GatewayOption, as_json: JsonOption = False) -> None:
     )
 
 
-def _all(client: Client) -> Iterator[operations_pb2.Operation]:
-    request = operations_pb2.ListOperationsRequest(name="operations", page_size=PAGE_SIZE)
+def _all(client: Client, wanted: str) -> Iterator[operations_pb2.Operation]:
+    request = operations_pb2.ListOperationsRequest(name="operations", page_size=PAGE_SIZE, filter=wanted)
     while True:
         page = client.operations.ListOperations(request, timeout=CALL_TIMEOUT_S)
         yield from page.operations

@@ -65,6 +65,11 @@ def from_rpc(error: grpc.RpcError, address: str) -> CommandError:
     return CommandError(_line(code.name, message, remarks), _EXIT_STATUSES.get(code, EXIT_FAILED))
 
 
+def is_not_found(error: grpc.RpcError) -> bool:
+    """Whether a call ended because there is nothing of that name."""
+    return cast("grpc.Call", error).code() == grpc.StatusCode.NOT_FOUND
+
+
 def from_status(status: status_pb2.Status) -> CommandError:
     """What a long-running operation ended with."""
     code = next(code for code in grpc.StatusCode if code.value[0] == status.code)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import typer
 
 from cli.build import build
-from cli.builds import builds
+from cli.builds import builds, builds_group
 from cli.chaos import chaos
 from cli.demo import demo
 from cli.doctor import doctor
 from cli.engines import engines
 from cli.failures import CommandError, from_mesh
 from cli.generate import generate
+from cli.init import init
 from cli.models import models
 from cli.trace import trace
 from cli.up import up
@@ -40,13 +41,19 @@ app = typer.Typer(
 )
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run": (demo, up),
-    "Use": (build, generate),
+    "Use": (init, build, generate),
     "Measure and break": (chaos,),
     "Look around": (models, engines, workers, builds, trace, doctor),
 }
+GROUPS = {builds: builds_group}
+"""Commands that have commands of their own."""
+
 for panel, commands in COMMANDS.items():
     for command in commands:
-        app.command(rich_help_panel=panel)(command)
+        if command in GROUPS:
+            app.add_typer(GROUPS[command], rich_help_panel=panel)
+        else:
+            app.command(rich_help_panel=panel)(command)
 
 
 def run() -> None:

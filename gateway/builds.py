@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
@@ -10,6 +11,7 @@ from enginemesh.v1 import builds_pb2, builds_pb2_grpc, workers_pb2
 from gateway.fleet import Fleet
 from gateway.pages import resource_id
 from mesh import build_operation, semconv, telemetry
+from mesh.build_logs import BuildLogs
 from mesh.bus.builds import BuildQueue
 from mesh.bus.serving import ServingIndex, save
 from mesh.errors import InvalidFieldError, PreconditionError
@@ -48,6 +50,7 @@ class BuildsServicer(builds_pb2_grpc.BuildsServicer):
         self._fleet = Fleet(redis)
         self._serving = ServingIndex(redis)
         self._objects = ObjectStore.from_settings(settings)
+        self._logs = BuildLogs(self._objects)
         self._gateway_id = settings.gateway_id
 
     async def CreateBuild(
@@ -76,6 +79,12 @@ class BuildsServicer(builds_pb2_grpc.BuildsServicer):
         build_id = resource_id("name", request.name, build_operation.COLLECTION)
         async for operation in self._queue.watch(build_id):
             yield operation
+
+    async def GetBuildLog(
+        self, request: builds_pb2.GetBuildLogRequest, context: Context
+    ) -> builds_pb2.BuildLog:
+        """See builds.proto."""
+        return builds_pb2.BuildLog(text=await asyncio.to_thread(self._logs.read, request.name))
 
     async def _create(self, request: builds_pb2.CreateBuildRequest) -> operations_pb2.Operation:
         if len(request.request_id) > REQUEST_ID_LIMIT:

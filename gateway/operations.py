@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from google.longrunning import operations_pb2, operations_pb2_grpc
 from google.protobuf import empty_pb2
 
+from gateway.operation_filter import OperationFilter
 from gateway.pages import page, resource_id
 from mesh.build_operation import COLLECTION
 from mesh.bus.builds import BuildQueue
 from mesh.errors import InvalidFieldError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import grpc
     from redis.asyncio import Redis
+
+    from mesh.build_logs import BuildLogs
 
     Context = grpc.aio.ServicerContext[Any, Any]
 
 WAIT_LIMIT_S = 3600.0
+FILTER_BITE = 200
+"""Builds whose states are read at once to be filtered."""
+
 ANSWER_TIME_S = 0.2
 """A wait ends this long before its call's deadline, so that the client gets the state and no error."""
 
@@ -26,8 +35,9 @@ ANSWER_TIME_S = 0.2
 class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignore[misc]  # it has no types
     """Shows, awaits, cancels and forgets operations. Their names are "operations/<build id>"."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, logs: BuildLogs) -> None:
         self._queue = BuildQueue(redis)
+        self._logs = logs
 
     async def GetOperation(
         self, request: operations_pb2.GetOperationRequest, context: Context
@@ -38,18 +48,18 @@ class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignor
     async def ListOperations(
         self, request: operations_pb2.ListOperationsRequest, context: Context
     ) -> operations_pb2.ListOperationsResponse:
-        """A page of operations, newest first. There are no filters."""
+        """A page of operations, newest first; `filter` as in gateway/operation_filter.py."""
         if request.name not in ("", COLLECTION):
             raise InvalidFieldError("name", f"must be {COLLECTION!r}, not {request.name!r}")
-        if request.filter:
-            raise InvalidFieldError("filter", "is not supported")
+        wanted = OperationFilter(request.filter)
         if request.page_size < 0:
             raise InvalidFieldError("page_size", f"must not be negative, but is {request.page_size}")
-        ids, token = page(
-            await self._queue.ids(), lambda build_id: build_id, request.page_size, request.page_token
-        )
+        ids = await self._queue.ids()
+        if wanted:
+            ids = [_build_id(operation.name) for operation in await self._accepted(ids, wanted)]
+        shown, token = page(ids, lambda build_id: build_id, request.page_size, request.page_token)
         return operations_pb2.ListOperationsResponse(
-            operations=await self._queue.states(ids), next_page_token=token
+            operations=await self._queue.states(shown), next_page_token=token
         )
 
     async def WaitOperation(
@@ -75,9 +85,20 @@ class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignor
     async def DeleteOperation(
         self, request: operations_pb2.DeleteOperationRequest, context: Context
     ) -> empty_pb2.Empty:
-        """Forgets an ended build; its engine stays."""
-        await self._queue.delete(_build_id(request.name))
+        """Forgets an ended build and its log; its engine, and the log with it, stay."""
+        build_id = _build_id(request.name)
+        await self._queue.delete(build_id)
+        await asyncio.to_thread(self._logs.delete, build_id)
         return empty_pb2.Empty()
+
+    async def _accepted(
+        self, build_ids: Sequence[str], wanted: OperationFilter
+    ) -> list[operations_pb2.Operation]:
+        accepted: list[operations_pb2.Operation] = []
+        for start in range(0, len(build_ids), FILTER_BITE):
+            states = await self._queue.states(build_ids[start : start + FILTER_BITE])
+            accepted += filter(wanted.accepts, states)
+        return accepted
 
 
 def _build_id(name: str) -> str:

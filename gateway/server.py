@@ -39,6 +39,7 @@ from gateway.operations import OperationsServicer
 from gateway.request_table import RequestTable
 from gateway.waiting_room import WaitingRoom
 from mesh import transport
+from mesh.build_logs import BuildLogs
 from mesh.bus.connection import UNREACHABLE, connect
 from mesh.bus.index import EngineIndex
 from mesh.bus.leases import GATEWAY, Leases
@@ -161,7 +162,8 @@ class Gateway:
         engines_pb2_grpc.add_EnginesServicer_to_server(engines, server)
         workers_pb2_grpc.add_WorkersServicer_to_server(WorkersServicer(self.fleet), server)
         builds_pb2_grpc.add_BuildsServicer_to_server(BuildsServicer(self._redis, self._settings), server)
-        operations_pb2_grpc.add_OperationsServicer_to_server(OperationsServicer(self._redis), server)
+        operations = OperationsServicer(self._redis, BuildLogs(self._store.objects))
+        operations_pb2_grpc.add_OperationsServicer_to_server(operations, server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, server)
         channelz.add_channelz_servicer(server)
         reflection.enable_server_reflection((*SERVICES, *INFRASTRUCTURE_SERVICES), server)

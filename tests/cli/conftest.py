@@ -9,11 +9,13 @@ from concurrent import futures
 import grpc
 import pytest
 from google.longrunning import operations_pb2, operations_pb2_grpc
+from google.protobuf import empty_pb2
 from grpc_status import rpc_status
 from typer.testing import CliRunner
 
 from cli.main import app, run
 from enginemesh.v1 import (
+    builds_pb2,
     builds_pb2_grpc,
     engines_pb2,
     engines_pb2_grpc,
@@ -39,6 +41,7 @@ class ScriptedGateway(
         self.requests = []
         self.answer = []
         self.models, self.engines, self.workers, self.operations = [], [], [], []
+        self.logs, self.logs_to_come, self.operations_to_come = {}, [], []
         self.error = None
         self.address = ""
 
@@ -70,7 +73,24 @@ class ScriptedGateway(
         items, token = _page(self.workers, request.page_token)
         return workers_pb2.ListWorkersResponse(workers=items, next_page_token=token)
 
+    def GetBuildLog(self, request, context):
+        self._fail(context)
+        text = self.logs_to_come.pop(0) if self.logs_to_come else self.logs[request.name]
+        return builds_pb2.BuildLog(text=text)
+
+    def GetOperation(self, request, context):
+        return self.operations_to_come.pop(0) if self.operations_to_come else self.operations[0]
+
+    def CancelOperation(self, request, context):
+        self.requests.append(request)
+        return empty_pb2.Empty()
+
+    def DeleteOperation(self, request, context):
+        self.requests.append(request)
+        return empty_pb2.Empty()
+
     def ListOperations(self, request, context):
+        self.requests.append(request)
         items, token = _page(self.operations, request.page_token)
         return operations_pb2.ListOperationsResponse(operations=items, next_page_token=token)
 

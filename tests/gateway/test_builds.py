@@ -16,11 +16,13 @@ from gateway.builds import BuildsServicer, choose_target
 from gateway.interceptors import ErrorInterceptor
 from gateway.operations import OperationsServicer
 from mesh import build_operation
+from mesh.build_logs import BuildLogs
 from mesh.bus.build_jobs import BuildConsumer
 from mesh.bus.leases import WORKER, Leases
 from mesh.bus.serving import ServingIndex
 from mesh.errors import PreconditionError
 from mesh.model_fields import ServingSettings
+from mesh.object_store import ObjectStore
 from mesh.settings import GatewaySettings
 from mesh.target import Target
 
@@ -37,12 +39,17 @@ def spec(**fields):
 
 
 @pytest.fixture
-async def channel(redis, store_settings, monkeypatch):
+def logs(store_settings, monkeypatch):
     for name, value in store_settings.items():
         monkeypatch.setenv(name, value)
+    return BuildLogs(ObjectStore.from_settings(GatewaySettings()))
+
+
+@pytest.fixture
+async def channel(redis, logs):
     server = grpc.aio.server(interceptors=[ErrorInterceptor()])
     builds_pb2_grpc.add_BuildsServicer_to_server(BuildsServicer(redis, GatewaySettings()), server)
-    operations_pb2_grpc.add_OperationsServicer_to_server(OperationsServicer(redis), server)
+    operations_pb2_grpc.add_OperationsServicer_to_server(OperationsServicer(redis, logs), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened:
@@ -306,3 +313,57 @@ def test_unclear_target_is_refused_with_what_there_is(fleet, wanted, reason, wor
         choose_target(fleet, "fake", wanted)
 
     assert caught.value.reason == reason
+
+
+async def names(operations, **fields):
+    answer = await operations.ListOperations(operations_pb2.ListOperationsRequest(**fields))
+    return [operation.name for operation in answer.operations], answer.next_page_token
+
+
+async def test_filter_shows_what_is_wanted_in_pages(builds, operations, build_worker):
+    made = [
+        (await builds.CreateBuild(builds_pb2.CreateBuildRequest(spec=spec(model=f"m{number}")))).name
+        for number in range(4)
+    ]
+    taken = await build_worker.take(1.0)
+    await finish(build_worker, taken)
+    ended = f"operations/{taken.job.build_id}"
+
+    running, token = await names(operations, filter="done = false", page_size=2)
+    rest, end = await names(operations, filter="done = false", page_size=2, page_token=token)
+
+    assert {*running, *rest} == {*made} - {ended}
+    assert (len(running), len(rest), end) == (2, 1, "")
+    assert (await names(operations, filter="outcome=succeeded"))[0] == [ended]
+    assert (await names(operations, filter='model = "m3" AND kind != openvino AND stage = QUEUED'))[0] == [
+        made[3]
+    ]
+    assert (await names(operations, filter="model = none-of-them"))[0] == []
+
+
+async def test_log_is_read_by_build_and_engine_and_goes_with_the_build(
+    builds, operations, build_worker, logs
+):
+    operation = await builds.CreateBuild(builds_pb2.CreateBuildRequest(spec=spec()))
+    build_id = operation.name.removeprefix("operations/")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await builds.GetBuildLog(builds_pb2.GetBuildLogRequest(name=operation.name))
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+    await asyncio.to_thread(logs.write, build_id, "caf\u00e9\n".encode(), "abc")
+    for name in (operation.name, "engines/abc"):
+        assert (await builds.GetBuildLog(builds_pb2.GetBuildLogRequest(name=name))).text == "caf\u00e9\n"
+
+    await finish(build_worker, await build_worker.take(1.0))
+    await operations.DeleteOperation(operations_pb2.DeleteOperationRequest(name=operation.name))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await builds.GetBuildLog(builds_pb2.GetBuildLogRequest(name=operation.name))
+    assert (await builds.GetBuildLog(builds_pb2.GetBuildLogRequest(name="engines/abc"))).text
+
+
+@pytest.mark.parametrize("name", ["", "builds/1", "operations/", "operations/../engines", "engines/a/b"])
+async def test_log_of_a_malformed_name_is_refused(builds, name):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await builds.GetBuildLog(builds_pb2.GetBuildLogRequest(name=name))
+
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
