@@ -111,6 +111,36 @@ def test_build_is_followed_to_its_engine(operations, invoke, model_file, gateway
     assert watch.name == "operations/b1"
 
 
+def test_a_build_for_each_target_is_made_and_followed(operations, invoke, tmp_path, gateway):
+    del operations[2]
+    path = tmp_path / "model.yaml"
+    path.write_text(
+        "model: a\nkind: openvino\nsource: a.gguf\ntargets: [cpu-x86_64-avx2, cpu-x86_64-amx]\n"
+        "serving: {max_workers: 3}\n"
+    )
+
+    result = invoke("build", str(path), "--request-id", "nightly")
+
+    ready = "engine cdcdcdcdcdcd is built and published (1.0 MiB)"
+    assert result.stdout == f"cpu-x86_64-avx2: {ready}\ncpu-x86_64-amx: {ready}\n"
+    assert {"cpu-x86_64-avx2", "cpu-x86_64-amx"} <= set(result.stderr.split())
+    checks, creates = gateway.requests[:2], gateway.requests[2:4]
+    assert [request.validate_only for request in gateway.requests[:4]] == [True, True, False, False]
+    assert [request.target for request in checks] == ["cpu-x86_64-avx2", "cpu-x86_64-amx"]
+    assert [request.request_id for request in creates] == [
+        "nightly/cpu-x86_64-avx2",
+        "nightly/cpu-x86_64-amx",
+    ]
+    assert creates[0].spec.serving.max_workers == 3
+
+
+def test_failure_of_one_of_several_builds_names_its_target(operations, run_command, model_file, gateway):
+    gateway.operations[:] = [operations[2]]
+    status, out, err = run_command("build", model_file, "--target", "l4", "--target", "a10")
+    assert (status, out) == (1, "")
+    assert err.splitlines()[-1].startswith("error: l4: internal: no such file")
+
+
 def test_build_that_fails_ends_with_its_error(operations, run_command, model_file):
     del operations[1]
     status, _, err = run_command("build", model_file)
