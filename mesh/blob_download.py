@@ -1,50 +1,47 @@
 """Brings blobs from the store to disk: in parallel ranges, resumed where an earlier try stopped, checked.
 
-While a blob is on its way, its content lies in `<sha256>.partial`, and `<sha256>.ranges` holds one byte per
-range: 1 once that range is in its place. Only a blob whose digest was checked gets its name `<sha256>`.
+Ranges go straight into place, are hashed in order while later ones arrive, and flushed to the disk on the
+way. What an unfinished blob has on disk is told in mesh/partial_blob.py. Only a blob whose digest was
+checked gets its name `<sha256>`.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from mesh.engine_store import blob_key
-from mesh.errors import IntegrityError, PreconditionError
+from mesh.errors import IntegrityError
+from mesh.partial_blob import PartialBlob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Future
     from pathlib import Path
 
     from mesh.manifest import EngineFile
     from mesh.object_store import ObjectStore
 
-MIB = 1 << 20
-RANGE_BYTES = 8 * MIB
 PARALLEL_RANGES = 8
-"""Ranges under way at once; each holds RANGE_BYTES of memory.
+"""Ranges under way at once; each holds one connection and its piece of memory."""
 
-On 2 cores that also ran the store, 1 range of 4 to 16 MiB brought 270 to 380 MB/s, 2 to 16 at once 290 to
-580 in no clear order: there the processor is the limit. Stores further away need several.
-"""
+PARALLEL_BLOBS = 4
+"""Blobs hashed at once, each by one thread: sha256 takes one processor per 1 to 2 GB/s."""
 
-HASH_BYTES = MIB
 REPORT_INTERVAL_S = 0.25
 
 
 class BlobDownload:
-    """Downloads blobs into one folder. Whoever runs one must be alone with the folder.
+    """Downloads blobs into one folder. Whoever runs one must be alone with their unfinished files.
 
     Args:
         objects: Where the blobs are.
         folder: Where they go, each under its sha256.
-        on_bytes: Told how many bytes were added since the last call; called in the thread of `run`, at
-            least every REPORT_INTERVAL_S seconds. What it raises ends the download; a later one resumes it.
+        on_bytes: Told how many bytes were added since the last call; called in the thread of `run`, every
+            REPORT_INTERVAL_S seconds. What it raises ends the download; a later one resumes it.
     """
 
     def __init__(self, objects: ObjectStore, folder: Path, on_bytes: Callable[[int], None]) -> None:
@@ -53,6 +50,7 @@ class BlobDownload:
         self._on_bytes = on_bytes
         self._unreported = 0
         self._counting = threading.Lock()
+        self._is_stopped = False
 
     def run(self, files: Iterable[EngineFile]) -> None:
         """Downloads the blobs of some files; returns when all are whole and in place.
@@ -61,52 +59,81 @@ class BlobDownload:
             IntegrityError: the store's blob has another size or digest.
             NotFoundError: the store has no such blob.
             PreconditionError: the disk is too small (DISK_FULL).
-            UnavailableError: the store cannot be reached.
+            UnavailableError: the store cannot be reached, or somebody wrote to a blob meanwhile.
         """
-        pool = ThreadPoolExecutor(PARALLEL_RANGES, thread_name_prefix="blob-range")
+        blobs = [PartialBlob(self._folder, file) for file in files]
+        self._ranges = ThreadPoolExecutor(PARALLEL_RANGES, thread_name_prefix="blob-range")
+        self._flushes = ThreadPoolExecutor(1, thread_name_prefix="blob-flush")
+        hashes = ThreadPoolExecutor(PARALLEL_BLOBS, thread_name_prefix="blob-hash")
         try:
-            blobs = [PartialBlob(self._folder, file) for file in files]
-            started = [self._start(pool, blob) for blob in blobs]
-            for blob, ranges in zip(blobs, started, strict=True):
-                if not self._arrives_whole(blob, ranges) and not self._second_try(pool, blob):
-                    raise IntegrityError(
-                        f"blob of {blob.file.path!r} has another digest in the store",
-                        expected=blob.file.sha256,
-                    )
-                blob.seal()
+            pending = {hashes.submit(self._bring, blob) for blob in blobs}
+            while pending:
+                done, pending = wait(pending, REPORT_INTERVAL_S, FIRST_EXCEPTION)
+                for brought in done:
+                    brought.result()
+                self._report()
         finally:
-            pool.shutdown(cancel_futures=True)
+            self._is_stopped = True
+            for pool in (self._ranges, self._flushes, hashes):
+                pool.shutdown(cancel_futures=True)
 
-    def _start(self, pool: ThreadPoolExecutor, blob: PartialBlob) -> list[Future[None]]:
-        return [pool.submit(self._fetch_range, blob, index) for index in range(blob.range_count)]
+    def _bring(self, blob: PartialBlob) -> None:
+        if blob.range_count > 1:
+            # Ranges of two versions would make no blob; one that is damaged may be mended at any time.
+            info = self._objects.stat(blob_key(blob.file.sha256))
+            if info.size != blob.file.size:
+                raise IntegrityError(
+                    f"blob of {blob.file.path!r} has another size in the store",
+                    expected=blob.file.size,
+                    actual=info.size,
+                )
+            blob.expect_version(info.etag)
+        if not self._arrives_whole(blob) and not self._second_try(blob):
+            raise IntegrityError(
+                f"blob of {blob.file.path!r} has another digest in the store", expected=blob.file.sha256
+            )
+        blob.seal()
 
-    def _second_try(self, pool: ThreadPoolExecutor, blob: PartialBlob) -> bool:
+    def _second_try(self, blob: PartialBlob) -> bool:
         """What an earlier process left may not have reached the disk before a power cut: fetch it all."""
         if not blob.is_resumed:
             return False
-        blob.start_anew()
+        blob.start_anew(blob.etag)
         self._count(-blob.file.size)
-        return self._arrives_whole(blob, self._start(pool, blob))
+        return self._arrives_whole(blob)
+
+    def _arrives_whole(self, blob: PartialBlob) -> bool:
+        """Hashes the blob from the start while later ranges still arrive; whether the digest is right."""
+        ranges = [self._ranges.submit(self._fetch_range, blob, index) for index in range(blob.range_count)]
+        flush: Future[None] | None = None
+        digest = hashlib.sha256()
+        with blob.open_for_reading() as content:
+            for index, arrival in enumerate(ranges):
+                arrival.result()
+                if flush is None or flush.done():
+                    # The kernel alone would begin to write when memory runs low, or at the end.
+                    flush = self._flushes.submit(os.fdatasync, content.fileno())
+                for piece in blob.read_range(content, index):
+                    self._stop_if_told()
+                    digest.update(piece)
+            if flush is not None:
+                flush.result()
+        return digest.hexdigest() == blob.file.sha256
 
     def _fetch_range(self, blob: PartialBlob, index: int) -> None:
-        size = blob.range_size(index)
-        if not blob.has_range(index):
-            buffer = memoryview(bytearray(size))
-            self._objects.read_into(blob_key(blob.file.sha256), index * RANGE_BYTES, buffer)
-            blob.write_range(index, buffer)
-        self._count(size)
+        with blob.open_range(index) as place:
+            self._count(place.present)
 
-    def _arrives_whole(self, blob: PartialBlob, ranges: Sequence[Future[None]]) -> bool:
-        """Hashes the blob from the start while later ranges still arrive; whether the digest is right."""
-        digest = hashlib.sha256()
-        for index, arrival in enumerate(ranges):
-            while not wait([arrival], REPORT_INTERVAL_S).done:
-                self._report()
-            arrival.result()
-            for chunk in blob.read_range(index):
-                digest.update(chunk)
-            self._report()
-        return digest.hexdigest() == blob.file.sha256
+            def take(piece: memoryview) -> None:
+                self._stop_if_told()
+                place.append(piece)
+                self._count(len(piece))
+
+            self._objects.read_range(blob_key(blob.file.sha256), place.offset, place.missing, take, blob.etag)
+
+    def _stop_if_told(self) -> None:
+        if self._is_stopped:
+            raise _StoppedError
 
     def _count(self, size: int) -> None:
         with self._counting:
@@ -118,91 +145,5 @@ class BlobDownload:
         self._on_bytes(size)
 
 
-class PartialBlob:
-    """One blob on its way; makes or finds its files on disk."""
-
-    def __init__(self, folder: Path, file: EngineFile) -> None:
-        self.file = file
-        self.range_count = -(-file.size // RANGE_BYTES)
-        self._final = folder / file.sha256
-        self._content = folder / f"{file.sha256}.partial"
-        self._journal = folder / f"{file.sha256}.ranges"
-        self._present = self._read_journal()
-        self.is_resumed = any(self._present)
-        if not self.is_resumed:
-            self.start_anew()
-
-    def start_anew(self) -> None:
-        """Forgets what is there and reserves the whole space."""
-        self.is_resumed = False
-        self._present = bytes(self.range_count)
-        self._journal.unlink(missing_ok=True)
-        self._content.unlink(missing_ok=True)
-        with self._content.open("wb") as content:
-            if self.file.size:
-                try:
-                    os.posix_fallocate(content.fileno(), 0, self.file.size)
-                except OSError as error:
-                    if error.errno != errno.ENOSPC:
-                        raise
-                    self._content.unlink()
-                    raise PreconditionError(
-                        "DISK_FULL",
-                        str(self._final.parent),
-                        f"no room for {self.file.size} bytes in {self._final.parent}",
-                        size=self.file.size,
-                    ) from error
-        self._journal.write_bytes(self._present)
-
-    def range_size(self, index: int) -> int:
-        """Bytes of one range; the last one may be short."""
-        return min(RANGE_BYTES, self.file.size - index * RANGE_BYTES)
-
-    def has_range(self, index: int) -> bool:
-        """Whether an earlier process left this range in its place."""
-        return bool(self._present[index])
-
-    def write_range(self, index: int, data: memoryview) -> None:
-        """Puts a range in its place, then notes that it is there."""
-        _write(self._content, index * RANGE_BYTES, data)
-        _write(self._journal, index, memoryview(b"\x01"))
-
-    def read_range(self, index: int) -> Iterator[memoryview]:
-        """The bytes of a range that is in its place, in pieces that are good until the next one."""
-        buffer = memoryview(bytearray(HASH_BYTES))
-        remaining = self.range_size(index)
-        with self._content.open("rb", buffering=0) as content:
-            content.seek(index * RANGE_BYTES)
-            while remaining:
-                count = content.readinto(buffer[: min(remaining, HASH_BYTES)])
-                if not count:
-                    raise EOFError(f"{self._content} was cut off by someone else")
-                yield buffer[:count]
-                remaining -= count
-
-    def seal(self) -> None:
-        """Gives the blob its name, once its content has reached the disk; nobody may write to it then."""
-        with self._content.open("rb") as content:
-            os.fsync(content.fileno())
-        self._content.chmod(0o444)
-        self._content.rename(self._final)
-        self._journal.unlink()
-
-    def _read_journal(self) -> bytes:
-        try:
-            present = self._journal.read_bytes()
-            is_ours = len(present) == self.range_count and self._content.stat().st_size == self.file.size
-        except FileNotFoundError:
-            is_ours = False
-        return present if is_ours else b""
-
-
-def _write(path: Path, offset: int, data: memoryview) -> None:
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        while data:
-            count = os.pwrite(descriptor, data, offset)
-            offset += count
-            data = data[count:]
-    finally:
-        os.close(descriptor)
+class _StoppedError(Exception):
+    """The download has ended."""

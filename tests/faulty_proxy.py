@@ -17,6 +17,7 @@ class FaultyProxy:
         cut_after: If set, a connection is cut once it has brought this many bytes to the client.
         cuts_left: How many connections are cut so; then all pass.
         is_stalled: While set, answers are held back.
+        stall_after: If set, answers stall once so many bytes were sent to clients.
         bytes_sent: Sent to clients so far.
     """
 
@@ -27,6 +28,7 @@ class FaultyProxy:
         self.cut_after: int | None = None
         self.cuts_left = 0
         self.is_stalled = False
+        self.stall_after: int | None = None
         self.bytes_sent = 0
         self._sockets: set[socket.socket] = set()
         self._changed = threading.Condition()
@@ -60,6 +62,8 @@ class FaultyProxy:
         with contextlib.suppress(OSError):
             while data := source.recv(CHUNK_BYTES):
                 if is_answer:
+                    if self.stall_after is not None and self.bytes_sent >= self.stall_after:
+                        self.stall_after, self.is_stalled = None, True
                     self._wait_out_stall()
                     if self.cut_after is not None and sent + len(data) > self.cut_after and self.cuts_left:
                         self.cuts_left -= 1

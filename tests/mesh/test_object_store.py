@@ -13,9 +13,9 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from mesh import object_store
-from mesh.blob_download import MIB
 from mesh.errors import IntegrityError, NotFoundError, PreconditionError, UnavailableError
 from mesh.object_store import PART_BYTES, ObjectStore
+from mesh.partial_blob import MIB
 from mesh.settings import MeshSettings
 
 LARGE = 2 * PART_BYTES + 12_345
@@ -180,6 +180,7 @@ def test_connections_are_used_again(objects):
 
     pools = [objects._http.pools.get(key) for key in objects._http.pools.keys()]  # noqa: SIM118 - no mapping
     assert [pool.num_connections for pool in pools] == [1]
+    assert [len(idle) for idle in objects._reader._idle.values()] == [1]
 
 
 def test_settings_name_the_store(store_settings, monkeypatch):
