@@ -8,6 +8,7 @@ import importlib.util
 import os
 import platform
 import shutil
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from cli.client import Client
 from cli.embedded import INSTALL_HINT
 from cli.tables import size
 from mesh.errors import MeshError
+from mesh.nvml import VISIBLE, all_gpus, visible_gpus
 from mesh.target import detect_cpu
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ def run_all(settings: ClientSettings) -> list[Check]:
     """Every check, in the order in which a reader wants them."""
     return [
         check_cpu(),
+        check_gpus(),
         check_folder(settings.data_dir),
         *(check_kind(kind) for kind in _KINDS),
         check_embedded(),
@@ -78,6 +81,20 @@ def check_cpu() -> Check:
         f"target {target.key}, Python {platform.python_version()}"
     )
     return Check("cpu", State.ok, detail)
+
+
+def check_gpus() -> Check:
+    """The GPUs and MIG instances that engines on this host would see."""
+    try:
+        found = visible_gpus(all_gpus(), os.environ)
+    except MeshError as error:
+        return Check("gpus", State.failed, error.message, "is the NVIDIA driver whole, and of one version?")
+    if not found:
+        hint = f"{VISIBLE} hides them" if all_gpus() else "kinds for GPUs need an NVIDIA driver"
+        return Check("gpus", State.missing, "none", hint)
+    counts = Counter(gpu.target.key for gpu in found)
+    detail = ", ".join(f"{count} x {key}" if count > 1 else key for key, count in counts.items())
+    return Check("gpus", State.ok, detail)
 
 
 def check_folder(folder: Path) -> Check:

@@ -17,6 +17,8 @@ from cli.failures import CommandError, from_mesh
 from cli.generate import generate
 from cli.init import init
 from cli.models import models
+from cli.plan import plan
+from cli.targets import targets
 from cli.trace import trace
 from cli.up import up
 from cli.workers import workers
@@ -41,9 +43,9 @@ app = typer.Typer(
 )
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run": (demo, up),
-    "Use": (init, build, generate),
+    "Use": (init, plan, build, generate),
     "Measure and break": (chaos,),
-    "Look around": (models, engines, workers, builds, trace, doctor),
+    "Look around": (models, engines, workers, builds, targets, trace, doctor),
 }
 GROUPS = {builds: builds_group}
 """Commands that have commands of their own."""
