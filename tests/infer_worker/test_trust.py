@@ -24,7 +24,6 @@ from tests.conditions import until
 from tests.infer_worker.conftest import make_fake_engine
 from tests.infer_worker.test_worker import environment, mesh, start  # noqa: F401 - fixtures
 
-
 if TYPE_CHECKING:
     from pathlib import Path
 
