@@ -51,8 +51,9 @@ format: .venv/ready ## Format the code and mend what lint can mend
 protos: .venv-codegen/ready ## Generate enginemesh/**/*_pb2* from protos/
 	@mkdir -p .cache && tools/generate_protos.sh
 
-docs: .venv/ready ## Generate docs/settings.md and the JSON schema of model files
+docs: .venv/ready ## Generate docs/settings.md, docs/model-file.md and its JSON schema
 	@$(BIN)/python tools/settings_page.py
+	@$(BIN)/python tools/model_file_page.py
 	@$(BIN)/python -m mesh.model_schema
 
 lock: .venv/ready ## Resolve the lock files anew from pyproject.toml
@@ -67,6 +68,9 @@ bench-reliability: .venv/ready ## Pauses, cancel storm, stalled reader, overload
 
 bench-cpu: .venv/ready ## Measure the mesh against its own engine on this CPU (PROFILE=exact|fast)
 	@$(BIN)/python -m benchmarks.cpu --profile $(or $(PROFILE),exact)
+
+bench-fetch: .venv/ready ## Fetch an engine beside a plain copy in C and the disk (GIGABYTES=2 ROUNDS=5)
+	@$(BIN)/python -m benchmarks.fetch --gigabytes $(or $(GIGABYTES),2) --rounds $(or $(ROUNDS),5)
 
 clean: ## Remove environments, caches and the local mesh's data
 	rm -rf .venv .venv-codegen .cache .data .mypy_cache .ruff_cache .pytest_cache
