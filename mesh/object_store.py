@@ -213,13 +213,11 @@ class ObjectStore:
             UnavailableError: also if the object is no longer the version that was asked for.
         """
         with self._calling(key):
-            self._reader.read(
-                lambda: self._client.presigned_get_object(self._bucket, key, URL_LIFETIME),
-                offset,
-                length,
-                take,
-                etag,
-            )
+            self._reader.read(lambda: self.signed_url(key), offset, length, take, etag)
+
+    def signed_url(self, key: str) -> str:
+        """Where anybody may read the object for URL_LIFETIME; a secret, as it needs no keys."""
+        return str(self._client.presigned_get_object(self._bucket, key, URL_LIFETIME))
 
     def stat(self, key: str) -> ObjectInfo:
         """What the store says of an object; NotFoundError if there is none."""

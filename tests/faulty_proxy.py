@@ -17,6 +17,7 @@ class FaultyProxy:
         cut_after: If set, a connection is cut once it has brought this many bytes to the client.
         cuts_left: How many connections are cut so; then all pass.
         is_stalled: While set, answers are held back.
+        stall_at: If set, a stall begins with the first request that has these bytes in it.
         stall_after: If set, answers stall once so many bytes were sent to clients.
         bytes_sent: Sent to clients so far.
     """
@@ -70,6 +71,9 @@ class FaultyProxy:
                         sink.sendall(data[: self.cut_after - sent])
                         break
                     self.bytes_sent += len(data)
+                elif self.stall_at is not None and self.stall_at in data:
+                    self.stall_at = None
+                    self.is_stalled = True
                 sink.sendall(data)
                 sent += len(data)
         _cut(source)
