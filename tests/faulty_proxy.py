@@ -30,6 +30,7 @@ class FaultyProxy:
         self.cuts_left = 0
         self.is_stalled = False
         self.stall_after: int | None = None
+        self.stall_at: bytes | None = None
         self.bytes_sent = 0
         self._sockets: set[socket.socket] = set()
         self._changed = threading.Condition()
