@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from build_worker.engine_folder import sha256_of
+from mesh.engine_files import sha256_of
 from mesh.errors import IntegrityError, NotFoundError
 from mesh.manifest import Manifest  # noqa: TC001 - pydantic needs it at run time
 
@@ -41,12 +41,16 @@ class Attempt(_Record):
         worker: Who began it.
         traceparent: W3C traceparent of its span.
         tracestate: W3C tracestate of its span.
+        start_ns: When its span began, in Unix nanoseconds.
+        has_ended: Whether its worker lived to end its span.
     """
 
     number: int
     worker: str
     traceparent: str = ""
     tracestate: str = ""
+    start_ns: int = 0
+    has_ended: bool = False
 
 
 class BegunPublication(_Record):

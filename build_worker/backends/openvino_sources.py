@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tokenizers import Tokenizer
 
 from build_worker.stages import Stage
 from mesh.errors import BuildError, InvalidFieldError, PreconditionError
-from mesh.manifest import TokenizerInfo
+from mesh.tokenizer_files import TOKENIZER, describe_tokenizer, read_json_object
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from build_worker.backends.base import Report
+    from mesh.manifest import TokenizerInfo
 
 MODEL = "openvino_model.xml"
-TOKENIZER = "tokenizer.json"
-JSON_LIMIT_BYTES = 64 << 20
 _F16_BYTES = 2
 
 # What tokenisers get wrong: spaces, digits, contractions, joined emoji, scripts, and their own specials.
@@ -155,9 +152,7 @@ class FolderSource:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._config = self._read("config.json")
-        self._generation = self._read("generation_config.json")
-        self._tokenizer_config = self._read("tokenizer_config.json")
+        self._config = read_json_object(path / "config.json", "spec.source")
         if not (path / TOKENIZER).exists():
             raise InvalidFieldError("spec.source", f"the folder has no {TOKENIZER}")
 
@@ -182,7 +177,7 @@ class FolderSource:
                 self._number("head_dim", hidden // heads),
             ),
             widths=(hidden, self._number("intermediate_size", hidden)),
-            tokenizer=self._describe_tokenizer(chat_template),
+            tokenizer=describe_tokenizer(self._path, "spec.source", chat_template),
         )
 
     def check_tokenizer(self, output: Path) -> None:
@@ -216,22 +211,6 @@ class FolderSource:
         )
         return exported
 
-    def _describe_tokenizer(self, chat_template: str) -> TokenizerInfo:
-        template_file = self._path / "chat_template.jinja"
-        own_template = template_file.read_text() if template_file.exists() else None
-        own_template = own_template or self._tokenizer_config.get("chat_template") or ""
-        eos = self._generation.get("eos_token_id", self._config.get("eos_token_id"))
-        eos_ids: Sequence[int] = eos if isinstance(eos, list) else [eos] if isinstance(eos, int) else []
-        if not eos_ids:
-            raise InvalidFieldError("spec.source", "the folder names no eos_token_id")
-        return TokenizerInfo(
-            chat_template=chat_template or (own_template if isinstance(own_template, str) else ""),
-            bos_token=_token_text(self._tokenizer_config.get("bos_token")),
-            eos_token=_token_text(self._tokenizer_config.get("eos_token")),
-            eos_token_ids=tuple(eos_ids),
-            vocab_size=Tokenizer.from_file(str(self._path / TOKENIZER)).get_vocab_size(),
-        )
-
     def _number(self, name: str, default: int | None = None) -> int:
         value = self._config.get(name)
         if value is None:
@@ -240,27 +219,6 @@ class FolderSource:
             raise InvalidFieldError("spec.source", f"config.json has no number {name!r}")
         return value
 
-    def _read(self, name: str) -> dict[str, Any]:
-        path = self._path / name
-        if not path.exists():
-            return {}
-        if path.stat().st_size > JSON_LIMIT_BYTES:
-            raise InvalidFieldError("spec.source", f"{name} has more than {JSON_LIMIT_BYTES} bytes")
-        try:
-            value = json.loads(path.read_bytes())
-        except ValueError as error:
-            raise InvalidFieldError("spec.source", f"{name} is not JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise InvalidFieldError("spec.source", f"{name} is not a JSON object")
-        return value
-
 
 def _kv_bytes(layers: int, kv_heads: int, head_size: int) -> int:
     return 2 * layers * kv_heads * head_size * _F16_BYTES
-
-
-def _token_text(token: object) -> str:
-    """A special token as tokenizer_config.json writes it: text, or an object with it."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else ""
