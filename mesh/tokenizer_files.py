@@ -30,7 +30,7 @@ def read_json_object(path: Path, field: str) -> dict[str, Any]:
     except ValueError as error:
         raise InvalidFieldError(field, f"{path.name} is not JSON") from error
     if not isinstance(content, dict):
-        raise InvalidFieldError(field, f"{path.name} holds no JSON object")
+        raise InvalidFieldError(field, f"{path.name} is not a JSON object")
     return content
 
 
@@ -59,7 +59,7 @@ def describe_tokenizer(folder: Path, field: str, chat_template: str = "") -> Tok
     except Exception as error:  # the library raises bare ones
         raise InvalidFieldError(field, f"{TOKENIZER} cannot be read: {error}") from error
     eos_token = _text(config.get("eos_token"))
-    if not eos_ids and (found := tokenizer.token_to_id(eos_token)) is not None:
+    if eos is None and (found := tokenizer.token_to_id(eos_token)) is not None:
         eos_ids = [found]
     if not eos_ids:
         raise InvalidFieldError(field, "the folder names no eos_token_id")
