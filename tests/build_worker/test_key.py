@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from build_worker.key import build_key
+from mesh.gpus import target_names
 from mesh.model_file import ModelFile
 from mesh.target import Target
 
@@ -98,3 +99,9 @@ def test_order_of_versions_and_options_does_not_count():
     turned = SPEC.model_copy(update={"options": {"b": "2", "a": "1"}})
 
     assert key(spec=spec, versions={"a": "1", "b": "2"}) == key(spec=turned, versions={"b": "2", "a": "1"})
+
+
+def test_every_known_gpu_and_slice_has_a_key_of_its_own():
+    keys = {key(target=Target.from_name(name)) for name in target_names()}
+
+    assert len(keys) == len(target_names())

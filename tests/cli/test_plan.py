@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from mesh.gpus import target_names
+from mesh.kinds import KINDS
+from mesh.model_file import ModelFile
 
+EXAMPLES = [
+    path
+    for path in sorted((Path(__file__).parents[2] / "examples" / "models").glob("*.yaml"))
+    if KINDS[ModelFile.load(path).kind].needs_source
+]
 LLAMA = """
 model: llama
 kind: tensorrt_llm
@@ -71,6 +79,16 @@ def test_json_has_plain_numbers(invoke, model_file):
     assert found["fetch_s"] == pytest.approx(found["engine_bytes"] / 12.5e9)
     texts = {"target", "precision", "kv_cache_precision", "problem"}
     assert {name for name, value in found.items() if isinstance(value, str)} == texts
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_fit_where_they_say(invoke, path):
+    found = json.loads(invoke("plan", str(path), "--json").stdout)
+    fits = {plan["target"]: plan["problem"] for plan in found}
+    spec = ModelFile.load(path)
+
+    assert {name: fits[name] for name in spec.targets if fits.get(name)} == {}
+    assert any(plan["fits"] for plan in found)
 
 
 def test_length_of_sequences_is_an_option(invoke, model_file):

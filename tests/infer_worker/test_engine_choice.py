@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from datetime import datetime, timezone
 
+import grpc
 import pytest
 import structlog
 
@@ -14,6 +15,7 @@ from mesh.bus.index import EngineIndex
 from mesh.engine_store import EngineRecord
 from mesh.errors import PreconditionError
 from mesh.signing import SigningKey, Trust, load_public_keys
+from mesh.target import Target
 from tests import engines
 from tests.conditions import until
 
@@ -111,3 +113,23 @@ async def test_worker_waits_until_an_engine_that_fits_is_published(redis):
     await index.add(fitting)
     choice = await asyncio.wait_for(waiting, 10)
     assert choice.manifest == fitting.manifest
+
+
+@pytest.mark.parametrize(
+    ("built", "found", "capabilities"),
+    # Field case 30, as TensorRT-LLM 222 and 3031 met it.
+    [("a100-sxm-80gb", "a10", ("8.0", "8.6")), ("h100-sxm-80gb", "l40s", ("9.0", "8.9"))],
+)
+def test_engine_for_another_gpu_is_neither_chosen_nor_loaded(built, found, capabilities):
+    offered = record(target=Target.from_name(built))
+    device = replace(DEVICE, target=Target.from_name(found), policy="compatible")
+    expected, actual = capabilities
+
+    choice = choose_engine([offered], device)
+    assert choice.manifest is None
+    assert f"compute capability: engine expects {expected}, found {actual}" in choice.refusals[0]
+    with pytest.raises(PreconditionError) as caught:
+        device.require(offered.manifest)
+    assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
+    said = caught.value.metadata
+    assert (said["what"], said["expected"], said["actual"]) == ("compute capability", expected, actual)
