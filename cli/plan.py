@@ -26,15 +26,8 @@ if TYPE_CHECKING:
     from mesh.plan import Plan
 
 COLUMNS = (
-    "TARGET",
-    "FITS",
-    "WEIGHTS>",
-    "STEP>",
-    "KV CACHE>",
-    "TOKENS>",
-    "SEQUENCES>",
-    "BATCH>",
-    "STEP TOKENS>",
+    *("TARGET", "MEMORY>", "FITS", "WEIGHTS>", "STEP>", "KV CACHE>", "TOKENS>", "SEQUENCES>"),
+    *("BATCH>", "STEP TOKENS>"),
 )
 DEFAULT_NETWORK_GBIT = 10.0
 _BYTES_PER_GBIT = 125_000_000
@@ -98,18 +91,18 @@ def _print_all(plans: list[Plan], shape: ModelShape) -> None:
 
 
 def _row(each: Plan) -> tuple[str, ...]:
-    numbers = (
-        (str(each.kv_cache_tokens), str(each.sequences), str(each.suggested_max_batch_size))
-        if each.fits
-        else ("", "", "")
-    )
+    if each.problem:
+        return (each.target, size(each.memory_bytes), each.problem, *[""] * (len(COLUMNS) - 3))
     return (
         each.target,
-        each.problem or "yes",
+        size(each.memory_bytes),
+        "yes",
         size(each.weight_bytes_per_gpu),
         size(each.activation_bytes),
         size(each.kv_cache_bytes),
-        *numbers,
+        str(each.kv_cache_tokens),
+        str(each.sequences),
+        str(each.suggested_max_batch_size),
         str(each.suggested_max_num_tokens),
     )
 

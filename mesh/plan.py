@@ -136,7 +136,7 @@ def make_plan(
     return Plan(
         target=target.name,
         memory_bytes=target.memory_bytes,
-        gpus=(spec.tensor_parallel or 1) * (spec.pipeline_parallel or 1),
+        gpus=_gpus(spec),
         precision=precision,
         kv_cache_precision=cache,
         weight_bytes=weight_bytes(shape, precision),
@@ -156,7 +156,7 @@ def make_plan(
         suggested_max_num_tokens=suggested_tokens,
         engine_bytes=size,
         fetch_s=size / bytes_per_s,
-        problem=_problem(target, precision, load, full_sequences, max_seq_len),
+        problem=_problem(spec, target, load, full_sequences, max_seq_len),
     )
 
 
@@ -169,6 +169,10 @@ def _load(spec: ModelFile, shape: ModelShape, target: Target, num_tokens: int) -
         reserved=CPU_RESERVED_BYTES if target.device_type == "cpu" else GPU_RESERVED_BYTES,
         kv_bytes=kv_bytes_per_token(shape, _cache_precision(spec), tensor, pipeline),
     )
+
+
+def _gpus(spec: ModelFile) -> int:
+    return (spec.tensor_parallel or 1) * (spec.pipeline_parallel or 1)
 
 
 def _batch_limit(target: Target) -> int:
@@ -231,11 +235,14 @@ def _suggested_batch(sequences: int, limit: int) -> int:
     return batch if batch < _BATCH_STEP else batch // _BATCH_STEP * _BATCH_STEP
 
 
-def _problem(target: Target, precision: str, load: _Load, full_sequences: int, max_seq_len: int) -> str:
+def _problem(spec: ModelFile, target: Target, load: _Load, full_sequences: int, max_seq_len: int) -> str:
+    precision = _precision(spec)
     if target.device_type == "gpu" and precision not in supported_precisions(target.compute_capability):
         return f"does not compute in {precision}"
+    if _gpus(spec) > 1 and target.mig_profile:
+        return "GPUs that share a model are whole ones"  # slices have no way to each other
     if load.total > target.memory_bytes:
-        return f"weights and a step take {_gib(load.total)} of {_gib(target.memory_bytes)} GiB"
+        return f"weights and a step take {_gib(load.total)} GiB"
     if not full_sequences:
         return f"no room for a sequence of {max_seq_len} tokens"
     return ""

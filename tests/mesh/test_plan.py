@@ -60,7 +60,7 @@ def test_more_short_sequences_than_long_ones_run_at_once():
         ("a10", spec(precision="fp8"), "does not compute in fp8"),
         ("h200", spec(precision="nvfp4"), "does not compute in nvfp4"),
         ("b200", spec(precision="nvfp4"), ""),
-        ("a100-sxm-40gb:mig-1g.5gb", spec(precision="int4_awq"), "weights and a step take 7.* of 4.8 GiB"),
+        ("a100-sxm-40gb:mig-1g.5gb", spec(precision="int4_awq"), "weights and a step take 7.0 GiB"),
         ("h100-sxm-80gb:mig-1g.20gb", spec(precision="fp8", max_seq_len=4096), ""),
         ("h100-sxm-80gb:mig-1g.10gb", spec(precision="bf16", max_seq_len=512), "weights and a step take"),
     ],
@@ -83,6 +83,12 @@ def test_70b_needs_its_four_gpus():
     assert (group.gpus, group.weight_bytes) == (4, alone.weight_bytes)
     assert group.kv_bytes_per_token_per_gpu == group.kv_bytes_per_token // 4
     assert group.sequences >= 8
+
+
+def test_slices_do_not_share_a_model():
+    made = plan("llama-3.1-8b", "h200:mig-3g.71gb", spec(tensor_parallel=2))
+
+    assert made.problem == "GPUs that share a model are whole ones"
 
 
 def test_narrower_cache_holds_more():
