@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mesh.object_store import ObjectStore
     from mesh.settings import BuildWorkerSettings
 
-INTERVAL_S = 2.0
+INTERVAL_S = 1.0
 
 log = structlog.get_logger(__name__)
 

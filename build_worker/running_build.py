@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import structlog
 from opentelemetry import trace
 
+from build_worker.attempts import SPAN_NAME, Attempts
 from build_worker.leftovers import remove_leftovers
 from build_worker.log_keeper import LogKeeper
 from build_worker.pipeline import BuildRun
-from build_worker.scratch import Attempt, Scratch
 from build_worker.stage_spans import StageSpans, tracer
 from build_worker.stages import Stage, percent_done
 from enginemesh.v1 import builds_pb2
@@ -72,6 +72,7 @@ class RunningBuild:
         self._stage = Stage.FETCH
         self._has_news = asyncio.Event()
         self._spans: StageSpans | None = None
+        self._flushing: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
         """Runs the build to its end. Cancelling this gives the job back to the queue."""
@@ -102,7 +103,7 @@ class RunningBuild:
     async def _traced_work(self) -> builds_pb2.BuildResult:
         job = self._taken.job
         span = tracer.start_span(
-            "build",
+            SPAN_NAME,
             telemetry.extract(job.traceparent, job.tracestate),
             kind=trace.SpanKind.CONSUMER,
             attributes={
@@ -141,24 +142,13 @@ class RunningBuild:
             span.end()
 
     async def _begin(self, span: trace.Span) -> None:
-        """Notes this attempt for the next one, and takes up the log and the trace of the one before."""
+        """Takes up the log and the trace of the attempt before, and notes this one for the next."""
         attempt = self._metadata.attempt
-        scratch = Scratch(self._objects, self._taken.job.build_id)
         if attempt > 1:
             await self._log_keeper.go_on()
-            earlier = await asyncio.to_thread(scratch.attempt)
-            if earlier is not None:
-                # The span of a worker that died is never written. What it had finished is in the same trace.
-                context = telemetry.extract(earlier.traceparent, earlier.tracestate)
-                span.add_link(
-                    trace.get_current_span(context).get_span_context(),
-                    {semconv.BUILD_ATTEMPT: earlier.number, semconv.WORKER: earlier.worker},
-                )
-        worker = self._settings.worker_id
-        self._log_keeper.log.say(f"attempt {attempt} on workers/{worker}")
-        traceparent, tracestate = telemetry.inject(span)
-        record = Attempt(number=attempt, worker=worker, traceparent=traceparent, tracestate=tracestate)
-        await asyncio.to_thread(scratch.write_attempt, record)
+        self._log_keeper.log.say(f"attempt {attempt} on workers/{self._settings.worker_id}")
+        await self._attempts.begin(span)
+        await self._log_keeper.store()
 
     async def _work(self) -> builds_pb2.BuildResult:
         limit = self._settings.build_attempts
@@ -173,6 +163,7 @@ class RunningBuild:
         if self._spans is not None:
             self._spans.enter(progress.stage, is_kept=progress.is_kept)
         if progress.stage is not self._stage or progress.is_kept:
+            self._flushing = asyncio.ensure_future(asyncio.to_thread(telemetry.flush))
             kept = ": done by an earlier attempt" if progress.is_kept else ""
             self._log_keeper.log.say(f"stage {progress.stage.value}{kept}")
         self._stage = progress.stage
@@ -248,10 +239,15 @@ class RunningBuild:
         self._metadata.worker = f"workers/{self._settings.worker_id}"
         self._metadata.progress_percent = 0
         self._metadata.attempt += 1
+        self._attempts = Attempts(
+            self._objects, self._taken.job, self._metadata.attempt, self._settings.worker_id
+        )
 
     async def _give_back(self) -> None:
         self._log_keeper.log.say("given back: the build worker stops")
         await self._log_keeper.store()
+        with suppress(MeshError):  # then the next attempt takes this one for dead
+            await self._attempts.give_back()
         self._metadata.worker = ""
         self._metadata.stage = builds_pb2.BUILD_STAGE_QUEUED
         self._metadata.progress_percent = 0

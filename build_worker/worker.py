@@ -105,6 +105,8 @@ class BuildWorker:
 
     async def _run_build(self, taken: TakenBuild, stop: asyncio.Event) -> None:
         log.info("build begins", build=taken.job.build_id, model=taken.job.spec.model)
+        if taken.deliveries > 1:  # the worker that died over it may have been of this host
+            await asyncio.to_thread(remove_abandoned, self._pipeline.root)
         self._say(slots_used=1)
         build = asyncio.ensure_future(
             RunningBuild(self._redis, self._consumer, self._pipeline, taken, self._settings).run()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import version
 from threading import Thread
@@ -26,17 +27,20 @@ from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from typing_extensions import override
 
 from mesh.trace_files import TraceFileExporter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from wsgiref.simple_server import WSGIServer
 
     from opentelemetry.sdk.metrics.export import MetricReader
-    from opentelemetry.trace import Span
+    from opentelemetry.trace import Span, SpanContext, Tracer
 
     from mesh.settings import MeshSettings
 
@@ -45,6 +49,7 @@ FILE_DELAY_MS = 300
 
 SHUTDOWN_LIMIT_S = 3.0
 
+_next_span_id: ContextVar[int] = ContextVar("next_span_id", default=0)
 _propagator = TraceContextTextMapPropagator()
 
 
@@ -99,6 +104,7 @@ def configure(settings: MeshSettings, service_name: str, instance_id: str) -> Te
     tracer_provider = TracerProvider(
         resource=resource,
         sampler=ParentBased(TraceIdRatioBased(settings.trace_sample_ratio)),
+        id_generator=_SpanIds(),
         shutdown_on_exit=False,
     )
     if _has_otlp_endpoint("TRACES"):
@@ -122,6 +128,16 @@ def configure(settings: MeshSettings, service_name: str, instance_id: str) -> Te
     return Telemetry(tracer_provider, meter_provider, stop_metrics_server)
 
 
+def flush() -> None:
+    """Sends the spans that have ended, within SHUTDOWN_LIMIT_S; for those that must outlive this process.
+
+    Exporters wait for more of them otherwise, seconds by the standard's default.
+    """
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, TracerProvider):
+        provider.force_flush(round(SHUTDOWN_LIMIT_S * 1000))
+
+
 def inject(where: Span | Context | None = None) -> tuple[str, str]:
     """The W3C (traceparent, tracestate) of a span or context; of the current one if none is given.
 
@@ -140,6 +156,44 @@ def extract(traceparent: str, tracestate: str = "") -> Context:
     """
     # A context is given on purpose: with none, the current span would become the parent.
     return _propagator.extract({"traceparent": traceparent, "tracestate": tracestate}, Context())
+
+
+def end_lost_span(
+    tracer: Tracer,
+    name: str,
+    lost: SpanContext,
+    parent: Context,
+    *,
+    start_ns: int,
+    attributes: Mapping[str, str | int],
+    reason: str,
+) -> None:
+    """Ends, at this moment, a span whose process died, so that those below it have their place in the trace.
+
+    Args:
+        tracer: Of a provider that `configure` made; under another one the span gets a new id.
+        name: As it had.
+        lost: Its ids.
+        parent: Context of its parent, in the same trace.
+        start_ns: When it began, in Unix nanoseconds.
+        attributes: What is known of it.
+        reason: What became of it.
+    """
+    token = _next_span_id.set(lost.span_id)
+    try:
+        span = tracer.start_span(name, parent, SpanKind.CONSUMER, attributes, start_time=start_ns)
+    finally:
+        _next_span_id.reset(token)
+    span.set_status(StatusCode.ERROR, reason)
+    span.end()
+
+
+class _SpanIds(RandomIdGenerator):
+    """Random ids, except for a span that was begun by a process that died."""
+
+    @override
+    def generate_span_id(self) -> int:
+        return _next_span_id.get() or super().generate_span_id()
 
 
 def _has_otlp_endpoint(signal: str) -> bool:

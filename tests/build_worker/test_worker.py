@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 
 import psutil
 import pytest
@@ -25,7 +22,6 @@ from mesh.bus.index import EngineIndex
 from mesh.bus.leases import WORKER, Leases
 from mesh.engine_store import EngineStore
 from mesh.errors import UnavailableError
-from mesh.object_store import ObjectStore
 from mesh.settings import BuildWorkerSettings
 from mesh.target import detect_cpu
 from tests.conditions import until
@@ -37,78 +33,11 @@ STAGES = ["fetch", "convert", "quantise", "compile", "publish"]
 
 
 @pytest.fixture
-def environment(redis, valkey, store_settings, tmp_path, monkeypatch):
-    """Settings of a worker of kind fake, also as environment; its source folder is `tmp_path`."""
-    values = {
-        **valkey.settings,
-        **store_settings,
-        "ENGINEMESH_KINDS": "fake",
-        "ENGINEMESH_SOURCE_ROOTS": str(tmp_path),
-        "ENGINEMESH_LEASE_TTL_S": "1.5",
-        "ENGINEMESH_DRAIN_TIMEOUT_S": "0.2",
-    }
-    for name, value in values.items():
-        monkeypatch.setenv(name, value)
-    return values
-
-
-@pytest.fixture
-async def worker(environment):
-    """A build worker in this process."""
-    stop = asyncio.Event()
-    running = asyncio.ensure_future(BuildWorker(BuildWorkerSettings(worker_id="b1"), detect_cpu()).run(stop))
-    yield running
-    stop.set()
-    await running
-
-
-@pytest.fixture
-def start_worker(environment, tmp_path):
-    """Starts build workers in processes of their own."""
-    started = []
-
-    def start(worker_id):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "build_worker.main"],
-            env={**os.environ, **environment, "ENGINEMESH_WORKER_ID": worker_id},
-            cwd=tmp_path,
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-
-
-@pytest.fixture
-def queue(redis):
-    return BuildQueue(redis)
-
-
-@pytest.fixture
-def store(environment):
-    return EngineStore(ObjectStore.from_settings(BuildWorkerSettings()))
-
-
-@pytest.fixture
 def huge(tmp_path):
     path = tmp_path / "huge.gguf"
     with path.open("wb") as file:
         file.truncate(HUGE_BYTES)
     return path
-
-
-@pytest.fixture
-def builds_folder(environment, tmp_path):
-    return tmp_path / "data" / "builds"
-
-
-async def create(queue, trace_context=("", ""), **fields):
-    spec = builds_pb2.ModelSpec(**{"model": "m", "kind": "fake", **fields})
-    operation = await queue.create(spec, detect_cpu().to_proto(), trace_context=trace_context)
-    return operation.name.removeprefix("operations/")
 
 
 async def until_it_reads(queue, build_id):
@@ -126,8 +55,9 @@ def children(process_id=None):
     return [child for child in found if "build_worker.build_child" in child.cmdline()]
 
 
-async def test_built_engine_is_in_store_and_index(worker, queue, redis, store, builds_folder):
-    ended = await queue.wait(await create(queue))
+@pytest.mark.usefixtures("worker")
+async def test_built_engine_is_in_store_and_index(create, queue, redis, store, builds_folder):
+    ended = await queue.wait(await create())
 
     result = build_operation.result_of(ended)
     record = store.record(result.engine.removeprefix("engines/"))
@@ -141,19 +71,19 @@ async def test_built_engine_is_in_store_and_index(worker, queue, redis, store, b
     assert await redis.xlen(keys.build_stream(detect_cpu().key, "fake")) == 0
 
 
-async def test_same_build_again_is_answered_from_the_store(worker, queue, redis):
-    first = build_operation.result_of(await queue.wait(await create(queue)))
+async def test_same_build_again_is_answered_from_the_store(create, worker, queue, redis):
+    first = build_operation.result_of(await queue.wait(await create()))
     await redis.delete(keys.model_engines("m"))  # the index may have been lost; the store was not
 
-    again = build_operation.result_of(await queue.wait(await create(queue)))
+    again = build_operation.result_of(await queue.wait(await create()))
 
     assert again.cached
     assert again.engine == first.engine
     assert len(await EngineIndex(redis).engines("m")) == 1
 
 
-async def test_states_go_forward_through_all_stages(worker, queue):
-    seen = [build_operation.metadata_of(state) async for state in queue.watch(await create(queue))]
+async def test_states_go_forward_through_all_stages(create, worker, queue):
+    seen = [build_operation.metadata_of(state) async for state in queue.watch(await create())]
 
     percents = [metadata.progress_percent for metadata in seen]
     stages = [metadata.stage for metadata in seen]
@@ -173,8 +103,9 @@ async def test_states_go_forward_through_all_stages(worker, queue):
         ({"options": {"slots": "x"}}, code_pb2.INVALID_ARGUMENT, "spec.options.slots"),
     ],
 )
-async def test_build_that_cannot_be_done_ends_with_a_typed_error(worker, queue, fields, code, words):
-    ended = await queue.wait(await create(queue, **fields))
+@pytest.mark.usefixtures("worker")
+async def test_build_that_cannot_be_done_ends_with_a_typed_error(create, queue, fields, code, words):
+    ended = await queue.wait(await create(**fields))
 
     assert ended.error.code == code
     assert ended.error.message.startswith(words)
@@ -182,23 +113,24 @@ async def test_build_that_cannot_be_done_ends_with_a_typed_error(worker, queue, 
     assert build_operation.metadata_of(ended).stage == builds_pb2.BUILD_STAGE_DONE
 
 
-async def test_unreachable_store_fails_the_build_and_not_the_worker(worker, queue, monkeypatch, store):
+async def test_unreachable_store_fails_the_build_and_not_the_worker(
+    create, worker, queue, monkeypatch, store
+):
     monkeypatch.setattr(EngineStore, "find_build", _unavailable)
-    failed = await queue.wait(await create(queue))
+    failed = await queue.wait(await create())
     monkeypatch.undo()
 
     assert failed.error.code == code_pb2.UNAVAILABLE
-    assert build_operation.result_of(await queue.wait(await create(queue))).engine
+    assert build_operation.result_of(await queue.wait(await create())).engine
 
 
 def _unavailable(_store, _key):
     raise UnavailableError("the store is away", 1.0)
 
 
-async def test_cancelled_build_leaves_nothing_and_the_worker_goes_on(
-    worker, queue, redis, huge, builds_folder
-):
-    build_id = await create(queue, source=str(huge))
+@pytest.mark.usefixtures("worker")
+async def test_cancelled_build_leaves_nothing_and_the_worker_goes_on(create, queue, huge, builds_folder):
+    build_id = await create(source=str(huge))
     await until_it_reads(queue, build_id)
     assert len(children()) == 1
 
@@ -209,10 +141,10 @@ async def test_cancelled_build_leaves_nothing_and_the_worker_goes_on(
     assert ended.error.message == "cancelled in stage fetch"
     assert children() == []
     assert list(builds_folder.iterdir()) == []
-    assert build_operation.result_of(await queue.wait(await create(queue))).engine
+    assert build_operation.result_of(await queue.wait(await create())).engine
 
 
-async def test_lease_says_what_the_worker_is_and_does(worker, queue, redis, huge):
+async def test_lease_says_what_the_worker_is_and_does(create, worker, queue, redis, huge):
     leases = Leases(redis, WORKER)
 
     async def described():
@@ -227,7 +159,7 @@ async def test_lease_says_what_the_worker_is_and_does(worker, queue, redis, huge
 
     await until(is_idle)
     idle = await described()
-    build_id = await create(queue, source=str(huge))
+    build_id = await create(source=str(huge))
     await until(is_busy)
     await queue.cancel(build_id)
 
@@ -237,10 +169,10 @@ async def test_lease_says_what_the_worker_is_and_does(worker, queue, redis, huge
     assert idle.target.key == detect_cpu().key
 
 
-async def test_one_build_is_one_trace_without_gaps(worker, queue, spans):
+async def test_one_build_is_one_trace_without_gaps(create, worker, queue, spans):
     with trace.get_tracer("test").start_as_current_span("call") as call:
         context = telemetry.inject()
-    build_id = await create(queue, context)
+    build_id = await create(context)
     await queue.wait(build_id)
     await until(lambda: any(span.name == "build" for span in spans.get_finished_spans()))
 
@@ -256,8 +188,8 @@ async def test_one_build_is_one_trace_without_gaps(worker, queue, spans):
     assert covered > 0.8 * (build.end_time - build.start_time)
 
 
-async def test_failed_stage_says_so_in_the_trace(worker, queue, spans):
-    await queue.wait(await create(queue, source="absent"))
+async def test_failed_stage_says_so_in_the_trace(create, worker, queue, spans):
+    await queue.wait(await create(source="absent"))
     await until(lambda: any(span.name == "build" for span in spans.get_finished_spans()))
 
     found = {span.name: span for span in spans.get_finished_spans()}
@@ -267,9 +199,9 @@ async def test_failed_stage_says_so_in_the_trace(worker, queue, spans):
     assert "convert" not in found
 
 
-async def test_sigterm_gives_a_long_build_back_to_the_next_worker(start_worker, queue, redis, huge):
+async def test_sigterm_gives_a_long_build_back_to_the_next_worker(create, start_worker, queue, redis, huge):
     first = start_worker("first")
-    build_id = await create(queue, source=str(huge))
+    build_id = await create(source=str(huge))
     await until_it_reads(queue, build_id)
     children_of_first = children(first.pid)
 
@@ -289,25 +221,7 @@ async def test_sigterm_gives_a_long_build_back_to_the_next_worker(start_worker, 
     assert "first" not in await Leases(redis, WORKER).live()
 
 
-async def test_build_of_a_killed_worker_runs_on_another(start_worker, queue, huge, builds_folder):
-    first = start_worker("first")
-    build_id = await create(queue, source=str(huge))
-    await until_it_reads(queue, build_id)
-    (child,) = children(first.pid)
-
-    first.kill()
-    first.wait()
-    await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, limit_s=5.0)
-    huge.write_bytes(b"")
-    start_worker("second")
-    ended = await queue.wait(build_id)
-
-    assert build_operation.result_of(ended).engine
-    assert build_operation.metadata_of(ended).worker == "workers/second"
-    await until(lambda: list(builds_folder.iterdir()) == [])
-
-
-async def test_build_goes_on_while_redis_restarts(environment, tmp_path, monkeypatch, huge):
+async def test_build_goes_on_while_redis_restarts(create, environment, tmp_path, monkeypatch, huge):
     own = start_valkey(tmp_path / "valkey")
     monkeypatch.setenv("ENGINEMESH_REDIS_URL", own.settings["ENGINEMESH_REDIS_URL"])
     settings = BuildWorkerSettings(worker_id="b1")
@@ -315,7 +229,7 @@ async def test_build_goes_on_while_redis_restarts(environment, tmp_path, monkeyp
     running = asyncio.ensure_future(BuildWorker(settings, detect_cpu()).run(stop))
     client = connect(settings.redis_url)
     queue = BuildQueue(client)
-    build_id = await create(queue, source=str(huge))
+    build_id = await create(on=queue, source=str(huge))
     await until_it_reads(queue, build_id)
     (child,) = children()
 
@@ -337,8 +251,8 @@ async def test_build_goes_on_while_redis_restarts(environment, tmp_path, monkeyp
     own.stop()
 
 
-async def test_build_that_takes_its_workers_down_is_given_up(redis, environment, queue):
-    build_id = await create(queue)
+async def test_build_that_takes_its_workers_down_is_given_up(create, redis, environment, queue):
+    build_id = await create()
     for name in ("dead-1", "dead-2", "dead-3"):
         victim = BuildConsumer(redis, detect_cpu().key, ["fake"], name, claim_idle_s=0.0)
         assert await victim.take(0.01) is not None
