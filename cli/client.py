@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 PAGE_SIZE = 1000
 CALL_TIMEOUT_S = 15.0
+DELETE_TIMEOUT_S = 60.0
+"""The gateway waits for the life of a lease before it removes an engine."""
+
 POLL_INTERVAL_S = 0.1
 
 
@@ -68,6 +71,10 @@ class Client:
         """Every engine, newest first; of one model ("models/<model>") if named."""
         request = engines_pb2.ListEnginesRequest(page_size=PAGE_SIZE, model=model)
         return (engine for page in _pages(self._engines.ListEngines, request) for engine in page.engines)
+
+    def delete_engine(self, name: str) -> None:
+        """Removes the engine "engines/<digest>"."""
+        self._engines.DeleteEngine(engines_pb2.DeleteEngineRequest(name=name), timeout=DELETE_TIMEOUT_S)
 
     def workers(self) -> Iterator[workers_pb2.Worker]:
         """Every worker that holds a lease, by name."""

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from cli.options import GatewayOption, JsonOption, connect
-from cli.tables import age, bare, print_json, print_table, size
+from cli.tables import age, bare, enum_word, print_json, print_table, size
+from enginemesh.v1.engines_pb2 import SignatureState
 
 
 def engines(
@@ -32,9 +33,21 @@ def engines(
             size(engine.size_bytes),
             str(engine.max_seq_len),
             str(engine.max_batch_size),
+            enum_word(SignatureState.Name(engine.signature_state), "SIGNATURE_STATE_"),
             age(engine.create_time),
         )
         for engine in found
     ]
-    columns = ("engine", "model", "kind", "target", "precision", "size>", "tokens>", "slots>", "age>")
+    columns = (
+        "engine",
+        "model",
+        "kind",
+        "target",
+        "precision",
+        "size>",
+        "tokens>",
+        "slots>",
+        "signature",
+        "age>",
+    )
     print_table(columns, rows, "No engines yet: make one with `enginemesh build MODEL_FILE`.")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mesh.signing import PUBLIC_KEY_SUFFIX, SigningKey
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -33,6 +31,8 @@ def local_keys(settings: ClientSettings) -> dict[str, str]:
 
 
 def _make_once(path: Path) -> None:
+    from mesh.signing import PUBLIC_KEY_SUFFIX, SigningKey  # noqa: PLC0415 - see cli/store_access.py
+
     if not path.exists():
         path.parent.mkdir(exist_ok=True, mode=0o700)
         path.with_name(path.name + PUBLIC_KEY_SUFFIX).unlink(missing_ok=True)

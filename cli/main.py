@@ -10,17 +10,25 @@ import typer
 from cli.build import build
 from cli.builds import builds, builds_group
 from cli.chaos import chaos
+from cli.delete import delete
 from cli.demo import demo
+from cli.diff import diff
 from cli.doctor import doctor
 from cli.engines import engines
+from cli.export import export
 from cli.failures import CommandError, from_mesh
+from cli.gc import gc
 from cli.generate import generate
+from cli.import_engine import import_engine
 from cli.init import init
+from cli.keys import keys_group
 from cli.models import models
 from cli.plan import plan
+from cli.reindex import reindex
 from cli.targets import targets
 from cli.trace import trace
 from cli.up import up
+from cli.verify import verify
 from cli.workers import workers
 from mesh.errors import MeshError
 
@@ -44,18 +52,23 @@ app = typer.Typer(
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run": (demo, up),
     "Use": (init, plan, build, generate),
+    "Keep engines": (import_engine, export, verify, diff, delete, gc, reindex),
     "Measure and break": (chaos,),
     "Look around": (models, engines, workers, builds, targets, trace, doctor),
 }
 GROUPS = {builds: builds_group}
 """Commands that have commands of their own."""
 
+NAMES = {import_engine: "import"}
+"""Commands whose names Python keeps for itself."""
+
 for panel, commands in COMMANDS.items():
     for command in commands:
         if command in GROUPS:
             app.add_typer(GROUPS[command], rich_help_panel=panel)
         else:
-            app.command(rich_help_panel=panel)(command)
+            app.command(NAMES.get(command), rich_help_panel=panel)(command)
+app.add_typer(keys_group, rich_help_panel="Keep engines")
 
 
 def run() -> None:

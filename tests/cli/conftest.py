@@ -64,6 +64,11 @@ class ScriptedGateway(
         items, token = _page(self.models, request.page_token)
         return models_pb2.ListModelsResponse(models=items, next_page_token=token)
 
+    def DeleteEngine(self, request, context):
+        self.requests.append(request)
+        self._fail(context)
+        return empty_pb2.Empty()
+
     def ListEngines(self, request, context):
         self.requests.append(request)
         items, token = _page(self.engines, request.page_token)

@@ -1,0 +1,34 @@
+"""`enginemesh export`."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 -- typer reads annotations when it runs
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+from cli.failures import EXIT_REFUSED, CommandError
+from cli.store_access import open_store
+from cli.tables import DIGEST_LENGTH
+
+
+def export(
+    engine: Annotated[str, typer.Argument(help="Engine, by its digest or the first digits of it.")],
+    folder: Annotated[Path, typer.Argument(help="Where it goes: an empty folder, made if absent.")],
+) -> None:
+    """Write an engine to a folder, checked, with its manifest and signatures; `import` takes it back."""
+    from mesh.engine_copy import export as write  # noqa: PLC0415 - see cli/store_access.py
+
+    store = open_store()
+    record = store.record(store.resolve(engine))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise CommandError(f"{folder} is not empty", EXIT_REFUSED)
+        with Progress(BarColumn(), DownloadColumn(), TransferSpeedColumn(), transient=True) as bar:
+            task = bar.add_task("", total=record.manifest.size)
+            write(store, record, folder, lambda count: bar.advance(task, count))
+    except OSError as error:
+        raise CommandError(f"{folder}: {error.strerror}") from error
+    print(f"engine {record.digest[:DIGEST_LENGTH]} is in {folder}")
