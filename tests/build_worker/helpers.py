@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 from build_worker.builder_process import run_task
 from build_worker.child_messages import BuildTask
+from enginemesh.v1 import workers_pb2
+from mesh.bus.leases import WORKER, Leases
 from mesh.target import detect_cpu
+from tests.conditions import until
 
 if TYPE_CHECKING:
     from mesh.manifest import Manifest
@@ -27,3 +30,13 @@ async def build(folder, spec, source, on_progress=lambda _progress: None) -> Man
 def build_now(*arguments) -> Manifest:
     """Like build, for tests and fixtures that don't run in an event loop."""
     return asyncio.run(build(*arguments))
+
+
+async def until_ready(redis, worker_id):
+    """Waits until a worker says that it takes jobs."""
+
+    async def is_ready():
+        info = (await Leases(redis, WORKER).live()).get(worker_id)
+        return info and workers_pb2.Worker.FromString(info).state == workers_pb2.WORKER_STATE_READY
+
+    await until(is_ready)

@@ -13,13 +13,12 @@ from google.rpc import code_pb2
 from build_worker.leftovers import sweep_ended
 from build_worker.scratch import Attempt, BegunPublication, Scratch
 from cli.spans import load
-from enginemesh.v1 import workers_pb2
 from mesh import build_operation
 from mesh.build_logs import BuildLogs
-from mesh.bus.leases import WORKER, Leases
 from mesh.manifest import EngineFile, Manifest, TokenizerInfo
 from mesh.store_layout import blob_key
 from mesh.target import detect_cpu
+from tests.build_worker.helpers import until_ready
 from tests.conditions import until
 from tests.faulty_proxy import FaultyProxy
 
@@ -105,14 +104,6 @@ def family(process_id):
 
 def is_gone(process):
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
-async def until_ready(redis, worker_id):
-    async def is_ready():
-        info = (await Leases(redis, WORKER).live()).get(worker_id)
-        return info and workers_pb2.Worker.FromString(info).state == workers_pb2.WORKER_STATE_READY
-
-    await until(is_ready)
 
 
 @pytest.mark.parametrize("stage", STAGES)
