@@ -144,15 +144,19 @@ def check_redis(settings: ClientSettings) -> Check:
 
 
 def check_store(settings: ClientSettings) -> Check:
-    """Whether the S3 server answers and takes the keys."""
-    from mesh.object_store import ObjectStore  # noqa: PLC0415 - see check_redis
+    """Whether the S3 server answers, takes the keys, and refuses to overwrite when told so."""
+    from mesh.conditional_writes import are_honoured  # noqa: PLC0415 - see check_redis
+    from mesh.object_store import ObjectStore  # noqa: PLC0415 - likewise
 
     where = f"{settings.s3_endpoint}/{settings.s3_bucket}"
     try:
-        ObjectStore.from_settings(settings).exists("doctor")
+        is_conditional = are_honoured(ObjectStore.from_settings(settings))
     except (MeshError, ValueError) as error:
         hint = _hint("ENGINEMESH_S3_ENDPOINT, _S3_ACCESS_KEY, _S3_SECRET_KEY")
         return Check("s3", State.failed, f"{where}: {_first_line(error)}", hint)
+    if not is_conditional:
+        detail = f"{where}: ignores If-None-Match, so the last of two publishers counts, not the first"
+        return Check("s3", State.missing, detail, "docs/store.md says what that means")
     return Check("s3", State.ok, where)
 
 
