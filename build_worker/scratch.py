@@ -19,11 +19,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from mesh.engine_files import sha256_of
 from mesh.errors import IntegrityError, NotFoundError
 from mesh.manifest import Manifest  # noqa: TC001 - pydantic needs it at run time
+from mesh.store_layout import SCRATCH
 
 if TYPE_CHECKING:
     from mesh.object_store import ObjectStore
 
-PREFIX = "scratch/"
 RECORD_LIMIT_BYTES = 16 << 20
 
 Record = TypeVar("Record", bound=BaseModel)
@@ -88,7 +88,7 @@ class Scratch:
         self._objects = objects
         self._limit_bytes = limit_bytes
         self.build_id = build_id
-        self.prefix = f"{PREFIX}{build_id}/"
+        self.prefix = f"{SCRATCH}{build_id}/"
 
     def write_attempt(self, attempt: Attempt) -> None:
         """Notes an attempt, in place of the one before."""
@@ -166,5 +166,5 @@ class Scratch:
 
 def builds_with_scratch(objects: ObjectStore) -> list[str]:
     """The ids of the builds of which something is kept."""
-    keys = (entry.key.removeprefix(PREFIX) for entry in objects.list(PREFIX))
+    keys = (entry.key.removeprefix(SCRATCH) for entry in objects.list(SCRATCH))
     return sorted({key.partition("/")[0] for key in keys})

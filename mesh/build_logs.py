@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING
 
 from mesh.build_operation import COLLECTION
 from mesh.errors import InvalidFieldError, NotFoundError
+from mesh.store_layout import BUILD_LOGS, build_log_key, engine_log_key
 
 if TYPE_CHECKING:
     from mesh.object_store import ObjectStore
 
 READ_LIMIT_BYTES = 9 << 20
 """Above what a worker may be told to keep."""
-
-BUILDS_PREFIX = "logs/builds/"
-ENGINES_PREFIX = "logs/engines/"
 
 _NAME = re.compile(rf"({COLLECTION}|engines)/([0-9a-zA-Z_-]{{1,128}})")
 
@@ -62,17 +60,7 @@ class BuildLogs:
     def delete_older(self, age: timedelta) -> int:
         """Removes the logs of builds that were last written so long ago; returns how many."""
         limit = datetime.now(timezone.utc) - age
-        old = [entry.key for entry in self._objects.list(BUILDS_PREFIX) if entry.last_modified < limit]
+        old = [entry.key for entry in self._objects.list(BUILD_LOGS) if entry.last_modified < limit]
         for key in old:
             self._objects.delete(key)
         return len(old)
-
-
-def build_log_key(build_id: str) -> str:
-    """Where the log of a build lies in the bucket."""
-    return f"{BUILDS_PREFIX}{build_id}.log"
-
-
-def engine_log_key(digest: str) -> str:
-    """Where the log of an engine's build lies in the bucket."""
-    return f"{ENGINES_PREFIX}{digest}.log"

@@ -25,6 +25,7 @@ from mesh.store_layout import (
     MODELS,
     blob_key,
     build_marker,
+    engine_log_key,
     manifest_key,
     model_marker,
     signatures_prefix,
@@ -210,14 +211,14 @@ class EngineStore:
         self._mark_build(manifest)
 
     def remove(self, digest: str) -> None:
-        """Removes an engine, but not its blobs, which other engines may share; harmless if it is not there.
+        """Removes an engine and its log, but not its blobs, which others may share; harmless if it is not there.
 
         Nobody may use it; mesh/engine_removal.py makes sure of that.
         """
         self.objects.delete(manifest_key(digest))
         markers = [entry.key for entry in self.objects.list(MODELS) if _digest_in(entry.key) == digest]
         signatures = [entry.key for entry in self.objects.list(signatures_prefix(digest))]
-        for key in (*markers, *signatures):
+        for key in (*markers, *signatures, engine_log_key(digest)):
             self.objects.delete(key)
 
     def read_file(self, manifest: Manifest, path: str, limit: int) -> bytes:

@@ -7,6 +7,9 @@ builds/<build key>                         text: the digest of the engine that t
 models/<model>/<engine>                    empty: this model has this engine
 publishing/<engine>/<publisher>            JSON list: blobs that somebody who publishes relies on
 sweeps/<sweep>                             JSON list: blobs that a garbage collection is about to remove
+logs/builds/<build id>.log                 what the tools of a build said
+logs/engines/<engine>.log                  the same, of the build that made the engine
+scratch/<build id>/...                     what a build that has not ended keeps for its next attempt
 serving/<model>.json                       how the model is served, whatever its engines
 """
 
@@ -20,6 +23,9 @@ BUILDS = "builds/"
 MODELS = "models/"
 PUBLISHING = "publishing/"
 SWEEPS = "sweeps/"
+BUILD_LOGS = "logs/builds/"
+ENGINE_LOGS = "logs/engines/"
+SCRATCH = "scratch/"
 SERVING = "serving/"
 
 MANIFEST_LIMIT_BYTES = 8 << 20
@@ -58,3 +64,13 @@ def model_marker(model: str, digest: str) -> str:
 def serving_key(model: str) -> str:
     """Where the serving settings of a model lie."""
     return f"{SERVING}{model}.json"
+
+
+def build_log_key(build_id: str) -> str:
+    """Where the log of a build lies."""
+    return f"{BUILD_LOGS}{build_id}.log"
+
+
+def engine_log_key(digest: str) -> str:
+    """Where the log of an engine's build lies."""
+    return f"{ENGINE_LOGS}{digest}.log"

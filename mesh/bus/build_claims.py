@@ -29,7 +29,7 @@ class BuildClaims:
 
     async def claim(self, build_key: str, build_id: str) -> bool:
         """Claims a key for a build, or renews its claim; False if another build has it."""
-        args = [build_id, round(self.ttl_s * 1000)]
+        args: list[str | int] = [build_id, round(self.ttl_s * 1000)]
         return bool(await self._claim(keys=[keys.build_key_claim(build_key)], args=args))
 
     async def release(self, build_key: str, build_id: str) -> None:
