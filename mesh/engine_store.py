@@ -211,7 +211,7 @@ class EngineStore:
         self._mark_build(manifest)
 
     def remove(self, digest: str) -> None:
-        """Removes an engine and its log, but not its blobs, which others may share; harmless if it is not there.
+        """Removes an engine and its log, but not its blobs, which others may share; harmless if it is gone.
 
         Nobody may use it; mesh/engine_removal.py makes sure of that.
         """
