@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import typer.main
 
-from cli.main import COMMANDS
+from cli.main import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -20,7 +21,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_exist(page):
     text = page.read_text()
-    known = {command.__name__ for commands in COMMANDS.values() for command in commands}
+    known = typer.main.get_command(app).commands.keys()
     assert set(re.findall(r"^(?:\.venv/bin/)?enginemesh ([a-z]+)", text, re.MULTILINE)) <= known
     assert set(re.findall(r"`enginemesh ([a-z]+)", text)) <= known
     makefile = (ROOT / "Makefile").read_text()
