@@ -14,7 +14,7 @@ from gateway.request_table import LinkSessions
 from mesh import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from gateway.dispatcher import Dispatcher
     from gateway.session import Session
@@ -84,6 +84,8 @@ class LinksServicer(link_pb2_grpc.LinksServicer):
         self._silence_limit_s = silence_limit_s
         self._links: dict[LinkSessions, tuple[Link, asyncio.Task[None]]] = {}
         dispatcher.cancel_on_link = self._cancel
+        self.is_fit: Callable[[Session, str], bool] = lambda _session, _engine: False
+        """Whether an engine that a request does not know of can run it."""
 
     async def Connect(  # type: ignore[override]  # it writes to the context; the stub knows iterators only
         self,
@@ -171,6 +173,9 @@ class LinksServicer(link_pb2_grpc.LinksServicer):
 
     def _answer_claims(self, link: Link, claims: link_pb2.Claims) -> None:
         for key in claims.keys:
+            misplaced = self._table.misplaced(link.sessions, key.request_id, key.attempt)
+            if misplaced is not None and self.is_fit(misplaced, link.sessions.engine):
+                misplaced.engines |= {link.sessions.engine}  # made known after the request came
             handle = self._table.claim(link.sessions, key.request_id, key.attempt)
             if handle is None:
                 link.refuse(key)

@@ -112,6 +112,12 @@ class Gateway:
         self.links = LinksServicer(
             self.dispatcher, settings.gateway_id, settings.heartbeat_interval_s, settings.silence_limit_s
         )
+        self.links.is_fit = lambda session, engine: (
+            not session.engine
+            and self.catalogue.can_run(
+                session.model, engine, len(session.prompt_ids), session.sampling.max_tokens
+            )
+        )
         link_pb2_grpc.add_LinksServicer_to_server(self.links, self._link_server)
         await self._link_server.start()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
@@ -38,12 +38,14 @@ class Device:
         kinds: The kinds that it handles.
         policy: How near an engine's target must be.
         trust: Whose engines it runs.
+        given_up: Engines that failed here in spite of all, by digest, and how.
     """
 
     target: Target
     kinds: Sequence[str]
     policy: Policy
     trust: Trust
+    given_up: dict[str, str] = field(default_factory=dict)
 
     def refusal(self, record: EngineRecord) -> str:
         """Why an engine may not run here, by kind, hardware, versions and signature; empty if it may.
@@ -51,6 +53,8 @@ class Device:
         To be asked before anything of the engine is fetched.
         """
         manifest = record.manifest
+        if record.digest in self.given_up:
+            return self.given_up[record.digest]
         if manifest.kind not in self.kinds:
             return f"kind {manifest.kind}, this worker handles {', '.join(self.kinds)}"
         verdict = match(manifest, self.target, backend_class(manifest.kind).versions(), self.policy)
@@ -65,7 +69,7 @@ class Device:
 class Choice:
     """The engine to run, if there is one, and why others were passed over."""
 
-    manifest: Manifest | None
+    record: EngineRecord | None
     refusals: tuple[str, ...]
 
 
@@ -76,7 +80,7 @@ def choose_engine(records: Iterable[EngineRecord], device: Device) -> Choice:
         why = device.refusal(record)
         if not why:
             _warn_of_signature(record, device.trust)
-            return Choice(record.manifest, tuple(refusals))
+            return Choice(record, tuple(refusals))
         refusals.append(f"{record.digest[:DIGEST_SHOWN]}: {why}")
     return Choice(None, tuple(refusals))
 
@@ -88,23 +92,26 @@ def _warn_of_signature(record: EngineRecord, trust: Trust) -> None:
 
 
 async def wait_for_engine(
-    index: EngineIndex, model: str, device: Device, on_waiting: Callable[[str], None]
+    index: EngineIndex, models: Sequence[str], device: Device, on_waiting: Callable[[str], None]
 ) -> Choice:
-    """Returns once the index has an engine of the model that may run on the device.
+    """Returns once the index has an engine of one of the models that may run on the device.
 
     Args:
         index: Of the store.
-        model: Whose engine.
+        models: Whose engines; of several the first that has one.
         device: Where it shall run.
         on_waiting: Told why it waits, each time that this was found out.
     """
     while True:
         try:
             since = await index.latest_event_id()
-            choice = choose_engine(await index.engines(model), device)
-            if choice.manifest is not None:
-                return choice
-            on_waiting("; ".join(choice.refusals) or f"model {model} has no engine")
+            reasons: list[str] = []
+            for model in models:
+                choice = choose_engine(await index.engines(model), device)
+                if choice.record is not None:
+                    return choice
+                reasons.extend(choice.refusals or (f"model {model} has no engine",))
+            on_waiting("; ".join(reasons))
             while await index.wait_for_change(since, BLOCK_LIMIT_S) is None:
                 pass
         except UNREACHABLE as error:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mesh.bus.leases import Leases
+    from mesh.manifest import Manifest
     from mesh.settings import InferWorkerSettings
     from mesh.target import Target
 
@@ -37,7 +38,7 @@ class WorkerLease:
             name=f"workers/{settings.worker_id}",
             role=workers_pb2.WORKER_ROLE_INFERENCE,
             state=workers_pb2.WORKER_STATE_WAITING_FOR_ENGINE,
-            model=f"models/{settings.model}",
+            model=f"models/{settings.model_list[0]}",
             kinds=settings.kind_list,
             target=target.to_proto(),
             host=platform.node(),
@@ -50,6 +51,14 @@ class WorkerLease:
         self.info.state = state
         self.info.detail = detail
         self._has_changed.set()
+
+    def serves(self, manifest: Manifest) -> None:
+        """Names another engine and its model; the next renewal tells."""
+        self.before_renewal = None  # what it described is over
+        self.info.model = f"models/{manifest.model}"
+        self.info.engine = f"engines/{manifest.digest}"
+        self.info.slots = self.info.slots_used = 0
+        self.info.ClearField("kv_cache_usage")
 
     async def keep(self) -> None:
         """Renews the lease, for ever; while Redis is unreachable it goes on trying."""

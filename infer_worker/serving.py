@@ -42,18 +42,18 @@ class Serving:
         self._manifest = manifest
         self._loop = asyncio.get_running_loop()
         self._gateways = Leases(redis, GATEWAY)
-        self._attributes = {semconv.REQUEST_MODEL: settings.model, semconv.WORKER: settings.worker_id}
+        self._attributes = {semconv.REQUEST_MODEL: manifest.model, semconv.WORKER: settings.worker_id}
         self.engine = EngineProcess(self._take_step, self._take_stats)
         self.slots = 0
         self._kv_cache_usage: float | None = None
         self._busy_since = 0.0
-        self._table = SequenceTable(settings.model)
+        self._table = SequenceTable(manifest.model)
         hello = link_pb2.Hello(
             worker_id=settings.worker_id, engine=manifest.digest, incarnation=uuid.uuid4().hex
         )
         self._links = LinkSet(hello, self._take_message, self._lose_link)
         consumer = RequestConsumer(
-            redis, settings.model, manifest.digest, settings.worker_id, settings.claim_idle_s
+            redis, manifest.model, manifest.digest, settings.worker_id, settings.claim_idle_s
         )
         self._intake = Intake(
             consumer,
@@ -189,7 +189,7 @@ class Serving:
             claim.request,
             taken_us=claim.taken_us,
             stream=claim.entry.stream,
-            model=self._settings.model,
+            model=self._manifest.model,
             worker_id=self._settings.worker_id,
         )
 

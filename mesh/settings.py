@@ -112,7 +112,14 @@ class WorkerSettings(MeshSettings):
 class InferWorkerSettings(WorkerSettings):
     """Settings of an inference worker."""
 
-    model: str = Field(description="Model to serve; no default")
+    model: str = Field(
+        description="Model to serve, or several with commas between, one at a time by demand; no default"
+    )
+    model_patience_s: float = Field(
+        30.0,
+        ge=0,
+        description="A busy worker of several models turns to one that has waited for this long",
+    )
     match_policy: Literal["exact", "same_compute_capability", "compatible"] = Field(
         "exact", description="How near an engine's target must be to this hardware"
     )
@@ -124,6 +131,11 @@ class InferWorkerSettings(WorkerSettings):
     engine_stall_limit_s: float = Field(
         60.0, gt=0, description="An engine that has work and says nothing for this long is killed"
     )
+
+    @cached_property
+    def model_list(self) -> list[str]:
+        """The models as a list, in order of preference; one at least."""
+        return [model.strip() for model in self.model.split(",") if model.strip()] or [self.model]
 
 
 class BuildWorkerSettings(WorkerSettings):

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from cli.embedded import start_s3, start_valkey
 from mesh.bus.connection import connect
+from tests.faulty_proxy import FaultyProxy
 from tests.sample_engine import build_sample_engine
 
 REPOSITORY = Path(__file__).parent.parent
@@ -52,6 +53,14 @@ def s3(tmp_path_factory):
     service = start_s3(tmp_path_factory.mktemp("s3"))
     yield service
     service.stop()
+
+
+@pytest.fixture
+def proxy(s3):
+    """A proxy in front of the S3 server."""
+    opened = FaultyProxy(int(s3.settings["ENGINEMESH_S3_ENDPOINT"].rsplit(":", 1)[1]))
+    yield opened
+    opened.close()
 
 
 @pytest.fixture

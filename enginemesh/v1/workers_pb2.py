@@ -26,25 +26,25 @@ from enginemesh.v1 import targets_pb2 as enginemesh_dot_v1_dot_targets__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x65nginemesh/v1/workers.proto\x12\renginemesh.v1\x1a\x1b\x65nginemesh/v1/targets.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf4\x02\n\x06Worker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04role\x18\x02 \x01(\x0e\x32\x19.enginemesh.v1.WorkerRole\x12)\n\x05state\x18\x03 \x01(\x0e\x32\x1a.enginemesh.v1.WorkerState\x12\r\n\x05model\x18\x04 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x05 \x01(\t\x12\r\n\x05kinds\x18\x06 \x03(\t\x12%\n\x06target\x18\x07 \x01(\x0b\x32\x15.enginemesh.v1.Target\x12\r\n\x05slots\x18\x08 \x01(\r\x12\x12\n\nslots_used\x18\t \x01(\r\x12\x1b\n\x0ekv_cache_usage\x18\n \x01(\x02H\x00\x88\x01\x01\x12.\n\nstart_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04host\x18\x0c \x01(\t\x12\x12\n\nprocess_id\x18\r \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x0e \x01(\tB\x11\n\x0f_kv_cache_usage\" \n\x10GetWorkerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\";\n\x12ListWorkersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x13ListWorkersResponse\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.enginemesh.v1.Worker\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*[\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_ROLE_INFERENCE\x10\x01\x12\x15\n\x11WORKER_ROLE_BUILD\x10\x02*\xb8\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12#\n\x1fWORKER_STATE_WAITING_FOR_ENGINE\x10\x01\x12\x19\n\x15WORKER_STATE_FETCHING\x10\x02\x12\x18\n\x14WORKER_STATE_LOADING\x10\x03\x12\x16\n\x12WORKER_STATE_READY\x10\x04\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x05\x32\xa4\x01\n\x07Workers\x12\x43\n\tGetWorker\x12\x1f.enginemesh.v1.GetWorkerRequest\x1a\x15.enginemesh.v1.Worker\x12T\n\x0bListWorkers\x12!.enginemesh.v1.ListWorkersRequest\x1a\".enginemesh.v1.ListWorkersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x65nginemesh/v1/workers.proto\x12\renginemesh.v1\x1a\x1b\x65nginemesh/v1/targets.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x89\x03\n\x06Worker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04role\x18\x02 \x01(\x0e\x32\x19.enginemesh.v1.WorkerRole\x12)\n\x05state\x18\x03 \x01(\x0e\x32\x1a.enginemesh.v1.WorkerState\x12\r\n\x05model\x18\x04 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x05 \x01(\t\x12\r\n\x05kinds\x18\x06 \x03(\t\x12%\n\x06target\x18\x07 \x01(\x0b\x32\x15.enginemesh.v1.Target\x12\r\n\x05slots\x18\x08 \x01(\r\x12\x12\n\nslots_used\x18\t \x01(\r\x12\x1b\n\x0ekv_cache_usage\x18\n \x01(\x02H\x00\x88\x01\x01\x12.\n\nstart_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04host\x18\x0c \x01(\t\x12\x12\n\nprocess_id\x18\r \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x0e \x01(\t\x12\x13\n\x0bnext_engine\x18\x0f \x01(\tB\x11\n\x0f_kv_cache_usage\" \n\x10GetWorkerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\";\n\x12ListWorkersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x13ListWorkersResponse\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.enginemesh.v1.Worker\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*[\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_ROLE_INFERENCE\x10\x01\x12\x15\n\x11WORKER_ROLE_BUILD\x10\x02*\xb8\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12#\n\x1fWORKER_STATE_WAITING_FOR_ENGINE\x10\x01\x12\x19\n\x15WORKER_STATE_FETCHING\x10\x02\x12\x18\n\x14WORKER_STATE_LOADING\x10\x03\x12\x16\n\x12WORKER_STATE_READY\x10\x04\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x05\x32\xa4\x01\n\x07Workers\x12\x43\n\tGetWorker\x12\x1f.enginemesh.v1.GetWorkerRequest\x1a\x15.enginemesh.v1.Worker\x12T\n\x0bListWorkers\x12!.enginemesh.v1.ListWorkersRequest\x1a\".enginemesh.v1.ListWorkersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'enginemesh.v1.workers_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERROLE']._serialized_start=666
-  _globals['_WORKERROLE']._serialized_end=757
-  _globals['_WORKERSTATE']._serialized_start=760
-  _globals['_WORKERSTATE']._serialized_end=944
+  _globals['_WORKERROLE']._serialized_start=687
+  _globals['_WORKERROLE']._serialized_end=778
+  _globals['_WORKERSTATE']._serialized_start=781
+  _globals['_WORKERSTATE']._serialized_end=965
   _globals['_WORKER']._serialized_start=109
-  _globals['_WORKER']._serialized_end=481
-  _globals['_GETWORKERREQUEST']._serialized_start=483
-  _globals['_GETWORKERREQUEST']._serialized_end=515
-  _globals['_LISTWORKERSREQUEST']._serialized_start=517
-  _globals['_LISTWORKERSREQUEST']._serialized_end=576
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=578
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=664
-  _globals['_WORKERS']._serialized_start=947
-  _globals['_WORKERS']._serialized_end=1111
+  _globals['_WORKER']._serialized_end=502
+  _globals['_GETWORKERREQUEST']._serialized_start=504
+  _globals['_GETWORKERREQUEST']._serialized_end=536
+  _globals['_LISTWORKERSREQUEST']._serialized_start=538
+  _globals['_LISTWORKERSREQUEST']._serialized_end=597
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=599
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=685
+  _globals['_WORKERS']._serialized_start=968
+  _globals['_WORKERS']._serialized_end=1132
 # @@protoc_insertion_point(module_scope)

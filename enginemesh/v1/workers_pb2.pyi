@@ -126,6 +126,7 @@ class Worker(Message):
     HOST_FIELD_NUMBER: int
     PROCESS_ID_FIELD_NUMBER: int
     DETAIL_FIELD_NUMBER: int
+    NEXT_ENGINE_FIELD_NUMBER: int
     name: str
     """"workers/<id>"."""
     role: WorkerRole.ValueType
@@ -148,6 +149,10 @@ class Worker(Message):
     """Process id on its host."""
     detail: str
     """Why it waits, such as the reasons that no engine matched. Empty when ready."""
+    next_engine: str
+    """Inference: the engine that takes the place of the present one once it is here and all that runs has
+    ended, "engines/<digest>". Empty: none.
+    """
     @property
     def kinds(self) -> RepeatedScalarFieldContainer[str]:
         """Engine kinds that it can run or build."""
@@ -177,10 +182,11 @@ class Worker(Message):
         host: str = ...,
         process_id: int = ...,
         detail: str = ...,
+        next_engine: str = ...,
     ) -> None: ...
     _HasFieldArgType: typing_extensions.TypeAlias = Literal["_kv_cache_usage", b"_kv_cache_usage", "kv_cache_usage", b"kv_cache_usage", "start_time", b"start_time", "target", b"target"]
     def HasField(self, field_name: _HasFieldArgType) -> bool: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["_kv_cache_usage", b"_kv_cache_usage", "detail", b"detail", "engine", b"engine", "host", b"host", "kinds", b"kinds", "kv_cache_usage", b"kv_cache_usage", "model", b"model", "name", b"name", "process_id", b"process_id", "role", b"role", "slots", b"slots", "slots_used", b"slots_used", "start_time", b"start_time", "state", b"state", "target", b"target"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["_kv_cache_usage", b"_kv_cache_usage", "detail", b"detail", "engine", b"engine", "host", b"host", "kinds", b"kinds", "kv_cache_usage", b"kv_cache_usage", "model", b"model", "name", b"name", "next_engine", b"next_engine", "process_id", b"process_id", "role", b"role", "slots", b"slots", "slots_used", b"slots_used", "start_time", b"start_time", "state", b"state", "target", b"target"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kv_cache_usage: typing_extensions.TypeAlias = Literal["kv_cache_usage"]
     _WhichOneofArgType__kv_cache_usage: typing_extensions.TypeAlias = Literal["_kv_cache_usage", b"_kv_cache_usage"]

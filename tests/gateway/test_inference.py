@@ -1,6 +1,7 @@
 """Generate, from call to last message, with a worker that the test drives."""
 
 import asyncio
+from datetime import datetime, timezone
 
 import grpc
 import pytest
@@ -9,6 +10,8 @@ from grpc_status import rpc_status
 
 from enginemesh.v1 import inference_pb2, inference_pb2_grpc
 from mesh.bus import keys
+from mesh.bus.index import EngineIndex
+from mesh.engine_store import EngineRecord
 from mesh.model_fields import ServingSettings
 from tests.conditions import until
 from tests.gateway.helpers import ERROR, LENGTH, STOP
@@ -285,6 +288,26 @@ async def test_a_name_in_flight_is_refused_and_its_holder_goes_on(stub, worker):
     handle = await worker.claim(taken)
     await worker.send((handle, 0, [*b"y"]), finishes=[(handle, LENGTH)])
     assert (await first)[0] == "y"
+
+
+@pytest.mark.parametrize("max_seq_len", [1 << 20, 1 << 10])
+async def test_a_waiting_request_runs_on_an_engine_that_was_published_since(
+    stub, redis, engine, gateway, max_seq_len
+):
+    # All workers may have gone over to a new engine while a request waited.
+    answer = asyncio.ensure_future(collect(stub.Generate(request(sampling={"max_tokens": 2000}))))
+    newer = engine.model_copy(update={"build_key": "b" * 64, "max_seq_len": max_seq_len})
+    worker = ScriptedWorker(redis, "w1", engine=newer.digest)
+    taken = await worker.take()
+    await EngineIndex(redis).add(EngineRecord(newer, datetime.now(timezone.utc)))
+    await until(lambda: newer.digest in gateway.catalogue._models["m"].engines)
+    handle = await worker.claim(taken)
+    assert (handle is None) is (max_seq_len < 2000)
+    if handle is not None:
+        await worker.send((handle, 0, [*b"y"]), finishes=[(handle, LENGTH)])
+        assert (await answer)[0] == "y"
+    answer.cancel()
+    await worker.close()
 
 
 async def test_a_worker_whose_engine_cannot_run_a_request_costs_it_nothing(stub, worker, redis):

@@ -30,7 +30,7 @@ def record(**fields) -> EngineRecord:
 def test_first_engine_that_fits_is_taken():
     records = [record(versions={"fake": "2"}), record(kind="openvino"), record(), record()]
     choice = choose_engine(records, DEVICE)
-    assert choice.manifest == records[2].manifest
+    assert choice.record is records[2]
     assert choice.refusals == (
         f"{records[0].digest[:12]}: fake version: engine expects 2, found 1",
         f"{records[1].digest[:12]}: kind openvino, this worker handles fake",
@@ -40,7 +40,7 @@ def test_first_engine_that_fits_is_taken():
 def test_engine_for_other_hardware_is_passed_over():
     wider = engines.TARGET.model_copy(update={"instruction_set": "amx"})
     choice = choose_engine([record(target=wider)], DEVICE)
-    assert choice.manifest is None
+    assert choice.record is None
     assert "instruction set: engine expects amx, found avx2" in choice.refusals[0]
 
 
@@ -67,7 +67,7 @@ def test_engine_without_a_trusted_signature_is_passed_over(device, key):
     other = SigningKey.generate()
     records = [record(), signed(other), signed(key, by=other), signed(key)]
     choice = choose_engine(records, device("require"))
-    assert choice.manifest == records[3].manifest
+    assert choice.record is records[3]
     for refusal, why in zip(
         choice.refusals,
         (
@@ -88,7 +88,7 @@ def test_other_hardware_is_named_before_the_signature(device, key):
 @pytest.mark.parametrize(("policy", "warnings"), [("warn", 1), ("off", 0)])
 def test_other_policies_take_unsigned_engines(device, policy, warnings):
     with structlog.testing.capture_logs() as logs:
-        assert choose_engine([record()], device(policy)).manifest is not None
+        assert choose_engine([record()], device(policy)).record is not None
     assert len(logs) == warnings
 
 
@@ -105,14 +105,14 @@ def test_mismatch_is_refused_again_at_load():
 async def test_worker_waits_until_an_engine_that_fits_is_published(redis):
     index = EngineIndex(redis)
     reasons = []
-    waiting = asyncio.ensure_future(wait_for_engine(index, "m", DEVICE, reasons.append))
+    waiting = asyncio.ensure_future(wait_for_engine(index, ["m"], DEVICE, reasons.append))
     await until(lambda: reasons == ["model m has no engine"])
     await index.add(record(versions={"fake": "2"}))
     await until(lambda: "fake version" in reasons[-1])
     fitting = record()
     await index.add(fitting)
     choice = await asyncio.wait_for(waiting, 10)
-    assert choice.manifest == fitting.manifest
+    assert choice.record.digest == fitting.digest
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_engine_for_another_gpu_is_neither_chosen_nor_loaded(built, found, capab
     expected, actual = capabilities
 
     choice = choose_engine([offered], device)
-    assert choice.manifest is None
+    assert choice.record is None
     assert f"compute capability: engine expects {expected}, found {actual}" in choice.refusals[0]
     with pytest.raises(PreconditionError) as caught:
         device.require(offered.manifest)

@@ -3,108 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
-from datetime import datetime, timezone
 
 import psutil
-import pytest
 
 from enginemesh.v1 import workers_pb2
 from infer_worker.worker import Worker
 from mesh.bus import keys
-from mesh.bus.index import EngineIndex
-from mesh.bus.leases import WORKER, Leases
-from mesh.engine_store import EngineRecord, EngineStore
-from mesh.object_store import ObjectStore
 from mesh.settings import MeshSettings
 from tests import engines
 from tests.conditions import until
-from tests.infer_worker.conftest import make_fake_engine
 from tests.infer_worker.scripted_gateway import MODEL
 
 LONG = {"max_tokens": 9_000}
-
-
-@pytest.fixture
-def environment(store_settings, valkey):
-    """Environment of a worker process."""
-    return {
-        **store_settings,
-        **valkey.settings,
-        "ENGINEMESH_MODEL": MODEL,
-        "ENGINEMESH_KINDS": "fake",
-        "ENGINEMESH_WORKER_ID": "w1",
-        "ENGINEMESH_LEASE_TTL_S": "2",
-        "ENGINEMESH_CLAIM_IDLE_S": "0.3",
-        "ENGINEMESH_LOG_FORMAT": "json",
-    }
-
-
-@pytest.fixture
-def publish(environment, redis, tmp_path, monkeypatch):
-    """Publishes a fake engine; fields are those of its script."""
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    store = EngineStore(ObjectStore.from_settings(MeshSettings()))
-
-    async def make(**fields):
-        folder, manifest = make_fake_engine(tmp_path, **fields)
-        await asyncio.to_thread(store.publish, manifest, folder)
-        await EngineIndex(redis).add(EngineRecord(manifest, datetime.now(timezone.utc)))
-        return manifest
-
-    return make
-
-
-@pytest.fixture
-async def start(environment, tmp_path):
-    """Starts worker processes; fields are environment variables."""
-    processes = []
-
-    async def make(**fields) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "infer_worker.main"),
-            env={**os.environ, **environment, **fields},
-            stderr=(tmp_path / "worker.log").open("ab"),
-        )
-        processes.append(process)
-        return process
-
-    yield make
-    for process in processes:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
-class Mesh:
-    """What the rest of the mesh sees of workers."""
-
-    def __init__(self, redis) -> None:
-        self._leases = Leases(redis, WORKER)
-
-    async def worker(self, worker_id: str = "w1") -> workers_pb2.Worker | None:
-        info = (await self._leases.live()).get(worker_id)
-        return None if info is None else workers_pb2.Worker.FromString(info)
-
-    async def in_state(self, name: str, worker_id: str = "w1") -> workers_pb2.Worker:
-        """Waits until a worker says that it is in a state."""
-        state = workers_pb2.WorkerState.Value(f"WORKER_STATE_{name}")
-
-        async def is_so() -> bool:
-            worker = await self.worker(worker_id)
-            return worker is not None and worker.state == state
-
-        await until(is_so)
-        return await self.worker(worker_id)
-
-
-@pytest.fixture
-def mesh(redis):
-    return Mesh(redis)
 
 
 async def test_worker_says_what_it_is_and_serves(publish, start, gateway, mesh):

@@ -8,7 +8,6 @@ import pytest
 
 from mesh.engine_store import EngineStore
 from mesh.object_store import ObjectStore
-from tests.faulty_proxy import FaultyProxy
 
 
 @pytest.fixture
@@ -39,11 +38,3 @@ def objects(connect_store):
 def store(objects):
     """Its engines."""
     return EngineStore(objects)
-
-
-@pytest.fixture
-def proxy(s3):
-    """A proxy in front of the S3 server."""
-    opened = FaultyProxy(int(s3.settings["ENGINEMESH_S3_ENDPOINT"].rsplit(":", 1)[1]))
-    yield opened
-    opened.close()
