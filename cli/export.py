@@ -6,11 +6,11 @@ from pathlib import Path  # noqa: TC003 -- typer reads annotations when it runs
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
 from cli.failures import EXIT_REFUSED, CommandError
 from cli.store_access import open_store
 from cli.tables import DIGEST_LENGTH
+from cli.transfer_bar import transfer_bar
 
 
 def export(
@@ -26,9 +26,8 @@ def export(
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise CommandError(f"{folder} is not empty", EXIT_REFUSED)
-        with Progress(BarColumn(), DownloadColumn(), TransferSpeedColumn(), transient=True) as bar:
-            task = bar.add_task("", total=record.manifest.size)
-            write(store, record, folder, lambda count: bar.advance(task, count))
+        with transfer_bar(record.manifest.size) as show:
+            write(store, record, folder, show)
     except OSError as error:
         raise CommandError(f"{folder}: {error.strerror}") from error
     print(f"engine {record.digest[:DIGEST_LENGTH]} is in {folder}")

@@ -6,12 +6,12 @@ from pathlib import Path  # noqa: TC003 -- typer reads annotations when it runs
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
 from cli.failures import EXIT_REFUSED, CommandError
 from cli.options import local_settings
 from cli.store_access import with_redis
 from cli.tables import DIGEST_LENGTH
+from cli.transfer_bar import transfer_bar
 from mesh.errors import InvalidFieldError
 
 if TYPE_CHECKING:
@@ -107,10 +107,9 @@ def _publisher() -> tuple[ClientSettings, EngineStore]:
 def _publish(settings: ClientSettings, store: EngineStore, manifest: Manifest, files: Path) -> None:
     from mesh.bus.index import EngineIndex  # noqa: PLC0415 - see cli/store_access.py
 
-    with Progress(BarColumn(), DownloadColumn(), TransferSpeedColumn(), transient=True) as bar:
-        task = bar.add_task("", total=manifest.size)
+    with transfer_bar(manifest.size) as show:
         try:
-            store.publish(manifest, files, lambda done, _total: bar.update(task, completed=done))
+            store.publish(manifest, files, lambda done, _total: show(done))
         except OSError as error:
             raise CommandError(f"{error.filename}: {error.strerror}") from error
     record = store.record(manifest.digest)

@@ -49,21 +49,24 @@ def check_blobs(store: EngineStore, manifest: Manifest) -> Iterator[tuple[Engine
 def export(
     store: EngineStore, record: EngineRecord, folder: Path, on_progress: Callable[[int], None]
 ) -> None:
-    """Writes an engine to an empty folder; `on_progress` is told how many bytes were added.
+    """Writes an engine to an empty folder; `on_progress` is told how many bytes are there.
 
     Raises:
         NotFoundError: the store has lost a blob.
         IntegrityError: a blob is damaged.
         OSError: as of the disk.
     """
+    done = 0
     for file in record.manifest.files:
         path = folder / ENGINE_FOLDER / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as output:
 
             def write(data: memoryview) -> None:
+                nonlocal done
                 output.write(data)
-                on_progress(len(data))
+                done += len(data)
+                on_progress(done)
 
             _read(store, file, write)
     (folder / SIGNATURES_FOLDER).mkdir()
