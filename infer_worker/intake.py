@@ -56,7 +56,8 @@ class Intake:
         consumer: The queues.
         gateways: Leases of gateways: whether one that does not answer still exists.
         links: Ways to the gateways.
-        free_slots: Sequences that the engine could start now.
+        free_slots: Sequences that the engine could start now. Told of the handles of claims without an
+            answer: they hold their slots even if they have ended, lest a silent gateway empty the queue.
         begin: Starts a request; returns its handle on the link.
         stop: Stops what was begun under a handle, if it still runs.
         bite: Requests taken at once, at most.
@@ -69,7 +70,7 @@ class Intake:
         gateways: Leases,
         links: LinkSet,
         *,
-        free_slots: Callable[[], int],
+        free_slots: Callable[[Iterable[int]], int],
         begin: Callable[[Link, Entry, queue_pb2.QueuedRequest], int],
         stop: Callable[[Link, int], None],
         bite: int,
@@ -189,15 +190,18 @@ class Intake:
         await self._slot_freed.wait()
 
     async def _wait_for_room(self) -> None:
-        while self._free_slots() <= 0:
+        while self._room() <= 0:
             await self.wait_for_freed_slot()
+
+    def _room(self) -> int:
+        return self._free_slots(self._claims)
 
     async def _take(self) -> list[Entry]:
         now = self._loop.time()
         is_claim_pass = now >= self._next_claim_pass
         if is_claim_pass:
             self._next_claim_pass = now + self._claim_interval_s
-        entries = await self._consumer.take(min(self._free_slots(), self._bite), claim=is_claim_pass)
+        entries = await self._consumer.take(min(self._room(), self._bite), claim=is_claim_pass)
         if entries:
             return entries
         patience_s = min(BLOCK_LIMIT_S, self._next_claim_pass - self._loop.time())
@@ -213,7 +217,7 @@ class Intake:
         key = (request.gateway_address, request.request_id, request.attempt)
         if key in self._keys:
             return  # taken again by this worker itself while it waits for the answer
-        if self._free_slots() <= 0:
+        if self._room() <= 0:
             await self._put_back(entry)
             return
         link = self._links.get(request.gateway_address)

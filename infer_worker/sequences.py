@@ -10,6 +10,8 @@ from enginemesh.internal.v1 import step_pb2
 from mesh import metrics, semconv
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from enginemesh.v1 import inference_pb2
     from infer_worker.outbox import Outbox
     from infer_worker.request_spans import RequestSpans
@@ -55,6 +57,10 @@ class SequenceTable:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def count(self, claimed: Iterable[int]) -> int:
+        """Sequences that run or, though they have ended, are claimed under one of these handles."""
+        return len(self._by_id) + sum(handle not in self._by_id for handle in claimed)
 
     def start(self, outbox: Outbox, spans: RequestSpans | None, *, with_logprobs: bool) -> Sequence:
         """Enters a sequence that the engine now gets."""

@@ -61,7 +61,7 @@ class Serving:
             consumer,
             self._gateways,
             self._links,
-            free_slots=lambda: self.slots - len(self._table),
+            free_slots=lambda claimed: self.slots - self._table.count(claimed),
             begin=self._begin,
             stop=self._stop,
             bite=settings.take_bite,
@@ -195,7 +195,7 @@ class Serving:
                 self.engine.cancel(handle)
         for resend in message.resends:
             self._table.send_again(link.outbox, resend.handle, resend.offset)
-        if message.cancels:
+        if message.grants or message.cancels:
             self._intake.slot_freed()
 
     def _lose_link(self, link: Link) -> None:
