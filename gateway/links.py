@@ -1,4 +1,4 @@
-"""The gateway's end of the links: one gRPC stream per worker, frames up, confirmations and cancels down."""
+"""The gateway's end of the links: one gRPC stream per worker, frames up, grants and cancels down."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Link:
         self._outgoing = link_pb2.GatewayMessage()
         self._has_outgoing = asyncio.Event()
 
-    def confirm(self, key: link_pb2.ClaimKey, handle: int) -> None:
-        """The worker may run this attempt and calls it by this handle."""
-        self._outgoing.confirms.add(key=key, handle=handle)
+    def grant(self, handle: int) -> None:
+        """The worker may run this attempt."""
+        self._outgoing.grants.append(handle)
         self._has_outgoing.set()
 
-    def refuse(self, key: link_pb2.ClaimKey) -> None:
+    def refuse(self, handle: int) -> None:
         """The worker must drop this attempt."""
-        self._outgoing.refusals.append(key)
+        self._outgoing.refusals.append(handle)
         self._has_outgoing.set()
 
     def cancel(self, handle: int) -> None:
@@ -172,18 +172,19 @@ class LinksServicer(link_pb2_grpc.LinksServicer):
             self._dispatcher.move([session for session in result.failed if self._table.next_attempt(session)])
 
     def _answer_claims(self, link: Link, claims: link_pb2.Claims) -> None:
-        for key in claims.keys:
-            misplaced = self._table.misplaced(link.sessions, key.request_id, key.attempt)
+        for claim in claims.claims:
+            misplaced = self._table.misplaced(link.sessions, claim.request_id, claim.attempt)
             if misplaced is not None and self.is_fit(misplaced, link.sessions.engine):
                 misplaced.engines |= {link.sessions.engine}  # made known after the request came
-            handle = self._table.claim(link.sessions, key.request_id, key.attempt)
-            if handle is None:
-                link.refuse(key)
-                if session := self._table.misplaced(link.sessions, key.request_id, key.attempt):
-                    self._dispatcher.redirect(session, min(session.engines))
-            else:
-                link.confirm(key, handle)
-                self._dispatcher.claimed(link.sessions.by_handle[handle])
+                misplaced = None
+            session = self._table.claim(link.sessions, claim.request_id, claim.attempt, claim.handle)
+            if session is not None:
+                link.grant(claim.handle)
+                self._dispatcher.claimed(session)
+                continue
+            link.refuse(claim.handle)
+            if misplaced is not None:
+                self._dispatcher.redirect(misplaced, min(misplaced.engines))
 
     def _cancel(self, sessions: LinkSessions, handle: int) -> None:
         with contextlib.suppress(KeyError):  # the link is gone, and its sequences with it

@@ -26,7 +26,6 @@ class LinkSessions:
     worker_id: str
     engine: str
     by_handle: dict[int, Session] = field(default_factory=dict)
-    last_handle: int = 0
 
 
 @dataclass(slots=True)
@@ -68,19 +67,18 @@ class RequestTable:
         self._sessions[session.request_id] = session
         self._is_empty.clear()
 
-    def claim(self, link: LinkSessions, request_id: str, attempt: int) -> int | None:
-        """A worker asks to run an attempt: its handle, or None if it must not. The first to ask wins."""
+    def claim(self, link: LinkSessions, request_id: str, attempt: int, handle: int) -> Session | None:
+        """A worker asks to run an attempt: its request, or None if it must not. The first to ask wins."""
         session = self._sessions.get(request_id)
         if session is None or session.state is not State.QUEUED or session.attempt != attempt:
             return None
         if link.engine not in session.engines:
             return None
-        link.last_handle += 1
-        session.state, session.link, session.handle = State.RUNNING, link, link.last_handle
+        session.state, session.link, session.handle = State.RUNNING, link, handle
         session.ticket = None
         session.worker_id, session.worker_engine = link.worker_id, link.engine
-        link.by_handle[session.handle] = session
-        return session.handle
+        link.by_handle[handle] = session
+        return session
 
     def misplaced(self, link: LinkSessions, request_id: str, attempt: int) -> Session | None:
         """The request whose claim was refused only because this link's engine cannot run it."""

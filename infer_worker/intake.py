@@ -1,9 +1,8 @@
-"""Takes requests from the queue as slots come free, and claims each from its gateway before it runs."""
+"""Takes requests from the queue as slots come free, begins each, and claims it from its gateway."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,26 +34,32 @@ Key = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A request that was taken, and runs as soon as its gateway agrees.
+    """A request that was taken and begun, and goes on if its gateway agrees.
 
-    `taken_us` is in Unix microseconds, `since` by the loop's clock in seconds.
+    `since` is by the loop's clock in seconds.
     """
 
     entry: Entry
-    request: queue_pb2.QueuedRequest
+    key: Key
+    gateway_id: str
     link: Link
-    taken_us: int
     since: float
 
 
 class Intake:
-    """The loop take, claim. The answers come in by `confirmed` and `refused`.
+    """The loop take, begin, claim. The answers come in by `granted` and `refused`.
+
+    A request runs while its gateway is asked: nearly all claims are granted, and the answer would come
+    long before the first token. What is refused, or not answered in time, is stopped.
 
     Args:
         consumer: The queues.
         gateways: Leases of gateways: whether one that does not answer still exists.
         links: Ways to the gateways.
-        free_slots: Sequences that the engine could start now.
+        free_slots: Sequences that the engine could start now. Told of the handles of claims without an
+            answer: they hold their slots even if they have ended, lest a silent gateway empty the queue.
+        begin: Starts a request; returns its handle on the link.
+        stop: Stops what was begun under a handle, if it still runs.
         bite: Requests taken at once, at most.
         claim_interval_s: How often requests that others left unconfirmed are looked for.
     """
@@ -64,8 +69,10 @@ class Intake:
         consumer: RequestConsumer,
         gateways: Leases,
         links: LinkSet,
-        free_slots: Callable[[], int],
         *,
+        free_slots: Callable[[Iterable[int]], int],
+        begin: Callable[[Link, Entry, queue_pb2.QueuedRequest], int],
+        stop: Callable[[Link, int], None],
         bite: int,
         claim_interval_s: float,
     ) -> None:
@@ -73,10 +80,13 @@ class Intake:
         self._gateways = gateways
         self._links = links
         self._free_slots = free_slots
+        self._begin = begin
+        self._stop = stop
         self._bite = bite
         self._claim_interval_s = claim_interval_s
         self._loop = asyncio.get_running_loop()
-        self._claims: dict[Key, Claim] = {}
+        self._claims: dict[int, Claim] = {}
+        self._keys: set[Key] = set()
         self._next_claim_pass = 0.0
         self._settled: list[Entry] = []
         self._has_settled = asyncio.Event()
@@ -129,7 +139,7 @@ class Intake:
         while True:
             await asyncio.sleep(ANSWER_LIMIT_S / 4)
             limit = self._loop.time() - ANSWER_LIMIT_S
-            late = [key for key, claim in self._claims.items() if claim.since < limit]
+            late = [handle for handle, claim in self._claims.items() if claim.since < limit]
             if late:
                 log.warning("gateways do not answer claims", claims=len(late))
                 self._drop(late)
@@ -138,18 +148,19 @@ class Intake:
         """A sequence ended: there may be room for another."""
         self._slot_freed.set()
 
-    def confirmed(self, key: Key) -> Claim | None:
-        """The claim that a gateway grants, whose entry is acknowledged soon after; None if it was dropped."""
-        claim = self._claims.pop(key, None)
+    def granted(self, handle: int) -> bool:
+        """A gateway wants this attempt to run: its entry is acknowledged soon. False if it was dropped."""
+        claim = self._remove(handle)
         if claim is not None:
             self._settle(claim.entry)
-        return claim
+        return claim is not None
 
-    def refused(self, key: Key) -> None:
+    def refused(self, handle: int) -> None:
         """A gateway does not want this attempt to run: it has ended, or runs elsewhere."""
-        claim = self._claims.pop(key, None)
+        claim = self._remove(handle)
         if claim is not None:
             self._settle(claim.entry)
+            self._stop(claim.link, handle)
         self.slot_freed()
 
     def link_lost(self, link: Link) -> None:
@@ -158,7 +169,7 @@ class Intake:
         It stays in the queue for whoever takes it next, unless its gateway exists no more: then nobody
         waits for it.
         """
-        lost = {key: claim for key, claim in self._claims.items() if claim.link is link}
+        lost = {handle: claim for handle, claim in self._claims.items() if claim.link is link}
         self._drop(lost)
         if lost and not link.gateway_id:
             task = asyncio.ensure_future(self._settle_if_gone(list(lost.values())))
@@ -183,7 +194,7 @@ class Intake:
             await self.wait_for_freed_slot()
 
     def _room(self) -> int:
-        return self._free_slots() - len(self._claims)
+        return self._free_slots(self._claims)
 
     async def _take(self) -> list[Entry]:
         now = self._loop.time()
@@ -204,7 +215,7 @@ class Intake:
             self._settle(entry)
             return
         key = (request.gateway_address, request.request_id, request.attempt)
-        if key in self._claims:
+        if key in self._keys:
             return  # taken again by this worker itself while it waits for the answer
         if self._room() <= 0:
             await self._put_back(entry)
@@ -212,8 +223,10 @@ class Intake:
         link = self._links.get(request.gateway_address)
         if link is None or self._is_standing_still(link):
             return  # it stays unconfirmed, and a later pass finds it
-        self._claims[key] = Claim(entry, request, link, time.time_ns() // 1000, self._loop.time())
-        link.outbox.claim(request.request_id, request.attempt)
+        handle = self._begin(link, entry, request)
+        self._claims[handle] = Claim(entry, key, request.gateway_id, link, self._loop.time())
+        self._keys.add(key)
+        link.outbox.claim(request.request_id, request.attempt, handle)
 
     async def _put_back(self, entry: Entry) -> None:
         try:
@@ -225,11 +238,19 @@ class Intake:
         """Whether a gateway let a claim expire and has said nothing since."""
         return link.unanswered_since > link.last_heard
 
-    def _drop(self, keys: Iterable[Key]) -> None:
-        for key in keys:
-            claim = self._claims.pop(key)
-            claim.link.unanswered_since = self._loop.time()
+    def _drop(self, handles: Iterable[int]) -> None:
+        for handle in handles:
+            claim = self._remove(handle)
+            if claim is not None:
+                claim.link.unanswered_since = self._loop.time()
+                self._stop(claim.link, handle)
         self.slot_freed()
+
+    def _remove(self, handle: int) -> Claim | None:
+        claim = self._claims.pop(handle, None)
+        if claim is not None:
+            self._keys.discard(claim.key)
+        return claim
 
     async def _settle_if_gone(self, claims: list[Claim]) -> None:
         try:
@@ -237,8 +258,8 @@ class Intake:
         except UNREACHABLE:
             return
         for claim in claims:
-            if claim.request.gateway_id not in live:
-                log.info("request of a gateway that is gone", request=claim.request.request_id)
+            if claim.gateway_id not in live:
+                log.info("request of a gateway that is gone", request=claim.key[1])
                 self._settle(claim.entry)
 
     def _settle(self, entry: Entry) -> None:

@@ -23,7 +23,7 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        self._claims: list[link_pb2.ClaimKey] = []
+        self._claims: list[link_pb2.Claim] = []
         self._news: dict[Sequence, None] = {}
         self._failures: list[step_pb2.SequenceFinish] = []
         self._filled = asyncio.Event()
@@ -31,9 +31,9 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._claims or self._news or self._failures)
 
-    def claim(self, request_id: str, attempt: int) -> None:
-        """Asks whether this worker may run an attempt."""
-        self._claims.append(link_pb2.ClaimKey(request_id=request_id, attempt=attempt))
+    def claim(self, request_id: str, attempt: int, handle: int) -> None:
+        """Asks whether this worker may run an attempt. It goes before any news of it."""
+        self._claims.append(link_pb2.Claim(request_id=request_id, attempt=attempt, handle=handle))
         self.wake()
 
     def add_news(self, sequence: Sequence) -> None:
@@ -63,7 +63,7 @@ class Outbox:
         """The next message to send; None if there is none."""
         if self._claims:
             claims, self._claims = self._claims, []
-            return link_pb2.WorkerMessage(claims=link_pb2.Claims(keys=claims))
+            return link_pb2.WorkerMessage(claims=link_pb2.Claims(claims=claims))
         if self._news or self._failures:
             return link_pb2.WorkerMessage(step=self._frame())
         return None
@@ -80,7 +80,7 @@ class Outbox:
             start, end = sequence.sent, min(len(sequence.token_ids), sequence.sent + room)
             if start < end:
                 logprobs = sequence.logprobs[start:end] if sequence.logprobs is not None else ()
-                builder.row(sequence.handle, start, sequence.token_ids[start:end], logprobs)
+                builder.row(sequence.id, start, sequence.token_ids[start:end], logprobs)
                 sequence.sent = end
                 room -= end - start
             if end < len(sequence.token_ids):

@@ -17,28 +17,28 @@ _NS_PER_US = 1000
 
 
 class RequestSpans:
-    """Spans of a request that is traced. Times are Unix microseconds, as steps carry them.
+    """What the spans of a request need to know from its beginning. Times are Unix microseconds.
 
-    A span that is never ended is never exported: an attempt that was not confirmed leaves no trace.
+    The spans are made when the attempt is over, from times that were noted: none of that work stands
+    between a request and its first token.
+
+    Args:
+        request: As it came from the queue; it is not kept.
+        taken_us: When it was taken.
+        stream: The queue that it came from.
+        model: Its model.
+        worker_id: This worker.
     """
 
-    __slots__ = ("_child", "_process")
+    __slots__ = ("_attributes", "_name", "_taken_us", "_traceparent", "_tracestate")
 
-    def __init__(self, process: trace.Span) -> None:
-        self._process = process
-        self._child: trace.Span | None = None
-
-    @classmethod
-    def begin(
-        cls, request: queue_pb2.QueuedRequest, *, taken_us: int, stream: str, model: str, worker_id: str
-    ) -> RequestSpans | None:
-        """Begins at the time when the request was taken; None if its trace is not recorded."""
-        if not request.traceparent:
-            return None
-        context = telemetry.extract(request.traceparent, request.tracestate)
-        if not trace.get_current_span(context).get_span_context().trace_flags.sampled:
-            return None
-        attributes: dict[str, str | int] = {
+    def __init__(
+        self, request: queue_pb2.QueuedRequest, *, taken_us: int, stream: str, model: str, worker_id: str
+    ) -> None:
+        self._traceparent, self._tracestate = request.traceparent, request.tracestate
+        self._taken_us = taken_us
+        self._name = f"process {model}"
+        self._attributes: dict[str, str | int] = {
             semconv.OPERATION: "text_completion",
             semconv.PROVIDER: semconv.PROVIDER_VALUE,
             semconv.REQUEST_MODEL: model,
@@ -54,44 +54,40 @@ class RequestSpans:
             semconv.GATEWAY: request.gateway_id,
             semconv.INPUT_TOKENS: len(request.prompt_ids),
         }
-        span = _tracer.start_span(
-            f"process {model}",
-            context=context,
-            kind=trace.SpanKind.CONSUMER,
-            attributes=attributes,
-            start_time=taken_us * _NS_PER_US,
-        )
-        return cls(span)
 
-    def started(self, now_us: int) -> None:
-        """The engine has the sequence."""
-        self._start_child("engine.prefill", now_us)
-
-    def first_token(self, now_us: int) -> None:
-        """A step gave the first token: prefill is over, decode begins."""
-        if self._child is not None:
-            self._child.add_event(semconv.FIRST_TOKEN_EVENT, timestamp=now_us * _NS_PER_US)
-            self._child.end(now_us * _NS_PER_US)
-        self._start_child("engine.decode", now_us)
-
-    def ended(self, now_us: int, reason: str, tokens: int, error: str) -> None:
-        """The attempt is over on this worker.
+    def record(
+        self, *, started_us: int, first_token_us: int, ended_us: int, reason: str, tokens: int, error: str
+    ) -> None:
+        """Makes the spans, unless the request's trace is not recorded.
 
         Args:
-            now_us: When.
+            started_us: When the engine got the sequence.
+            first_token_us: When a step gave its first token; 0: none did.
+            ended_us: When it was over on this worker.
             reason: "stop", "length", "error", "refused", "cancelled".
             tokens: New tokens that this attempt gave.
             error: What went wrong; empty if nothing did.
         """
-        if self._child is not None:
-            self._child.end(now_us * _NS_PER_US)
-        self._process.set_attributes(
-            {semconv.OUTPUT_TOKENS: tokens, semconv.RESPONSE_FINISH_REASONS: [reason]}
+        context = telemetry.extract(self._traceparent, self._tracestate)
+        if not trace.get_current_span(context).get_span_context().trace_flags.sampled:
+            return
+        process = _tracer.start_span(
+            self._name,
+            context=context,
+            kind=trace.SpanKind.CONSUMER,
+            attributes=self._attributes,
+            start_time=self._taken_us * _NS_PER_US,
         )
+        process.set_attributes({semconv.OUTPUT_TOKENS: tokens, semconv.RESPONSE_FINISH_REASONS: [reason]})
         if error:
-            self._process.set_status(trace.StatusCode.ERROR, error)
-        self._process.end(now_us * _NS_PER_US)
-
-    def _start_child(self, name: str, now_us: int) -> None:
-        context = trace.set_span_in_context(self._process)
-        self._child = _tracer.start_span(name, context=context, start_time=now_us * _NS_PER_US)
+            process.set_status(trace.StatusCode.ERROR, error)
+        inside = trace.set_span_in_context(process)
+        prefill = _tracer.start_span("engine.prefill", inside, start_time=started_us * _NS_PER_US)
+        if first_token_us:
+            prefill.add_event(semconv.FIRST_TOKEN_EVENT, timestamp=first_token_us * _NS_PER_US)
+            prefill.end(first_token_us * _NS_PER_US)
+            decode = _tracer.start_span("engine.decode", inside, start_time=first_token_us * _NS_PER_US)
+            decode.end(ended_us * _NS_PER_US)
+        else:
+            prefill.end(ended_us * _NS_PER_US)
+        process.end(ended_us * _NS_PER_US)

@@ -10,6 +10,8 @@ from enginemesh.internal.v1 import step_pb2
 from mesh import metrics, semconv
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from enginemesh.v1 import inference_pb2
     from infer_worker.outbox import Outbox
     from infer_worker.request_spans import RequestSpans
@@ -22,21 +24,19 @@ class Sequence:
     """One attempt of one request, running.
 
     Attributes:
-        id: What the engine calls it.
+        id: What the engine calls it, and its handle on the link.
         outbox: Of the link to its gateway.
-        handle: What the gateway calls it.
         started_us: When the engine got it, in Unix microseconds.
         spans: None if it is not traced.
         token_ids: New tokens of this attempt, all of them, in case the gateway asks again.
         logprobs: One per token; None if not asked for.
         sent: How many of token_ids went to the gateway.
         first_token_us: When the first token came; 0: not yet.
-        finish: Set at its end, with `handle` as id.
+        finish: Set at its end.
     """
 
     id: int
     outbox: Outbox
-    handle: int
     started_us: int
     spans: RequestSpans | None
     token_ids: list[int] = field(default_factory=list)
@@ -47,31 +47,28 @@ class Sequence:
 
 
 class SequenceTable:
-    """Every running sequence, by the engine's id and by its gateway's handle; ended ones are not in it."""
+    """Every running sequence; ended ones are not in it."""
 
     def __init__(self, model: str) -> None:
         self._attributes = {semconv.REQUEST_MODEL: model}
         self._by_id: dict[int, Sequence] = {}
-        self._by_handle: dict[Outbox, dict[int, Sequence]] = {}
         self._last_id = 0
         self._last_step_us = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def start(
-        self, outbox: Outbox, handle: int, spans: RequestSpans | None, *, with_logprobs: bool
-    ) -> Sequence:
-        """Enters a sequence that a gateway confirmed and that the engine now gets."""
+    def count(self, claimed: Iterable[int]) -> int:
+        """Sequences that run or, though they have ended, are claimed under one of these handles."""
+        return len(self._by_id) + sum(handle not in self._by_id for handle in claimed)
+
+    def start(self, outbox: Outbox, spans: RequestSpans | None, *, with_logprobs: bool) -> Sequence:
+        """Enters a sequence that the engine now gets."""
         self._last_id += 1
-        now_us = time.time_ns() // 1000
-        sequence = Sequence(self._last_id, outbox, handle, now_us, spans)
+        sequence = Sequence(self._last_id, outbox, time.time_ns() // 1000, spans)
         if with_logprobs:
             sequence.logprobs = []
-        if spans is not None:
-            spans.started(now_us)
         self._by_id[sequence.id] = sequence
-        self._by_handle.setdefault(outbox, {})[handle] = sequence
         return sequence
 
     def take_step(self, step: step_pb2.StepOutput) -> None:
@@ -88,7 +85,7 @@ class SequenceTable:
             sequence = by_id.get(sequence_id)
             if sequence is not None:
                 if not sequence.token_ids:
-                    self._first_token(sequence, step.unix_us)
+                    sequence.first_token_us = step.unix_us
                 sequence.token_ids += tokens[start:end]
                 if sequence.logprobs is not None:
                     sequence.logprobs += step.logprobs[start:end]
@@ -104,19 +101,25 @@ class SequenceTable:
         for outbox in outboxes:
             outbox.wake()
 
-    def cancel(self, outbox: Outbox, handle: int) -> Sequence | None:
-        """Forgets a sequence that its gateway no longer wants; None if it had ended."""
-        sequence = self._by_handle.get(outbox, {}).get(handle)
+    def cancel(self, outbox: Outbox, handle: int) -> bool:
+        """Forgets a sequence that its gateway no longer wants; False if it had ended."""
+        sequence = self.forget(outbox, handle)
+        if sequence is not None:
+            self._observe(sequence, time.time_ns() // 1000, "cancelled")
+        return sequence is not None
+
+    def forget(self, outbox: Outbox, handle: int) -> Sequence | None:
+        """Removes a sequence as if it had never run here; None if it had ended."""
+        sequence = self._of_link(outbox, handle)
         if sequence is not None:
             self._remove(sequence)
             outbox.drop_news(sequence)
-            self._observe(sequence, time.time_ns() // 1000, "cancelled")
         return sequence
 
-    def cancel_all(self, outbox: Outbox) -> list[Sequence]:
-        """Forgets every sequence of a link that was lost; returns them."""
-        handles = list(self._by_handle.get(outbox, ()))
-        return [sequence for handle in handles if (sequence := self.cancel(outbox, handle))]
+    def cancel_all(self, outbox: Outbox) -> list[int]:
+        """Forgets every sequence of a link that was lost; returns their ids."""
+        ids = [sequence.id for sequence in self._by_id.values() if sequence.outbox is outbox]
+        return [sequence_id for sequence_id in ids if self.cancel(outbox, sequence_id)]
 
     def fail_all(self, why: str) -> list[Sequence]:
         """Ends every sequence with an error that makes its gateway run it elsewhere; returns them."""
@@ -131,7 +134,7 @@ class SequenceTable:
 
     def send_again(self, outbox: Outbox, handle: int, offset: int) -> None:
         """Sends the tokens of a sequence again from `offset` on; if it has ended, tells that it failed."""
-        sequence = self._by_handle.get(outbox, {}).get(handle)
+        sequence = self._of_link(outbox, handle)
         if sequence is None:
             outbox.fail(handle, "its tokens are no longer held")
             return
@@ -139,19 +142,14 @@ class SequenceTable:
         outbox.add_news(sequence)
         outbox.wake()
 
-    def _first_token(self, sequence: Sequence, now_us: int) -> None:
-        sequence.first_token_us = now_us
-        metrics.ENGINE_PREFILL_DURATION.record(
-            max(0, now_us - sequence.started_us) / _US_PER_S, self._attributes
-        )
-        if sequence.spans is not None:
-            sequence.spans.first_token(now_us)
+    def _of_link(self, outbox: Outbox, handle: int) -> Sequence | None:
+        sequence = self._by_id.get(handle)
+        return sequence if sequence is not None and sequence.outbox is outbox else None
 
     def _finish(self, sequence: Sequence, finish: step_pb2.SequenceFinish, now_us: int) -> None:
         self._remove(sequence)
         sequence.finish = step_pb2.SequenceFinish()
         sequence.finish.CopyFrom(finish)
-        sequence.finish.id = sequence.handle
         sequence.outbox.add_news(sequence)
         name = step_pb2.SequenceFinishReason.Name(finish.reason)
         reason = name.removeprefix("SEQUENCE_FINISH_REASON_").lower()
@@ -159,20 +157,27 @@ class SequenceTable:
 
     def _remove(self, sequence: Sequence) -> None:
         del self._by_id[sequence.id]
-        of_link = self._by_handle[sequence.outbox]
-        del of_link[sequence.handle]
-        if not of_link:
-            del self._by_handle[sequence.outbox]
         if not self._by_id:
             self._last_step_us = 0
 
     def _observe(self, sequence: Sequence, now_us: int, reason: str, error: str = "") -> None:
+        """Tells metrics and trace of a sequence at its end, where nobody waits for it any more."""
         if sequence.first_token_us:
+            metrics.ENGINE_PREFILL_DURATION.record(
+                max(0, sequence.first_token_us - sequence.started_us) / _US_PER_S, self._attributes
+            )
             metrics.ENGINE_DECODE_DURATION.record(
                 max(0, now_us - sequence.first_token_us) / _US_PER_S, self._attributes
             )
         if sequence.spans is not None:
-            sequence.spans.ended(now_us, reason, len(sequence.token_ids), error)
+            sequence.spans.record(
+                started_us=sequence.started_us,
+                first_token_us=sequence.first_token_us,
+                ended_us=now_us,
+                reason=reason,
+                tokens=len(sequence.token_ids),
+                error=error,
+            )
 
     def _time_step(self, now_us: int) -> None:
         """A step lasts from the end of the one before, as long as the engine has work without a break."""

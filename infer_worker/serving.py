@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import structlog
 
 from enginemesh.internal.v1 import engine_process_pb2, link_pb2, queue_pb2, step_pb2
 from infer_worker.engine_process import EngineProcess
-from infer_worker.intake import Claim, Intake
+from infer_worker.intake import Intake
 from infer_worker.links import LinkSet
 from infer_worker.request_spans import RequestSpans
 from infer_worker.sequences import SequenceTable
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from enginemesh.v1 import workers_pb2
     from infer_worker.link import Link
+    from mesh.bus.requests import Entry
     from mesh.manifest import Manifest
     from mesh.settings import InferWorkerSettings
 
@@ -59,7 +61,9 @@ class Serving:
             consumer,
             self._gateways,
             self._links,
-            lambda: self.slots - len(self._table),
+            free_slots=lambda claimed: self.slots - self._table.count(claimed),
+            begin=self._begin,
+            stop=self._stop,
             bite=settings.take_bite,
             claim_interval_s=settings.claim_idle_s,
         )
@@ -78,6 +82,7 @@ class Serving:
         ready = await self.engine.start(folder, self._manifest)
         self.slots = ready.slots
         metrics.SLOTS.set(ready.slots, self._attributes)
+        metrics.SLOTS_USED.set(0, self._attributes)
         return ready
 
     async def run(self) -> str:
@@ -154,49 +159,49 @@ class Serving:
                 log.error("engine is silent and is killed", silent_s=round(now - heard, 1))
                 self.engine.kill()
 
+    # -- what was taken from the queue -----------------------------------------------------------------
+
+    def _begin(self, link: Link, entry: Entry, request: queue_pb2.QueuedRequest) -> int:
+        if not self._table:
+            self._busy_since = self._loop.time()
+        spans = None
+        if request.traceparent:
+            spans = RequestSpans(
+                request,
+                taken_us=time.time_ns() // 1000,
+                stream=entry.stream,
+                model=self._manifest.model,
+                worker_id=self._settings.worker_id,
+            )
+        with_logprobs = request.sampling.HasField("logprobs")
+        sequence = self._table.start(link.outbox, spans, with_logprobs=with_logprobs)
+        self.engine.add(add_command(sequence.id, request))
+        return sequence.id
+
+    def _stop(self, link: Link, handle: int) -> None:
+        if self._table.forget(link.outbox, handle) is not None:
+            self.engine.cancel(handle)
+
     # -- what gateways say ----------------------------------------------------------------------------
 
     def _take_message(self, link: Link, message: link_pb2.GatewayMessage) -> None:
-        for confirm in message.confirms:
-            self._confirmed(link, confirm)
-        for key in message.refusals:
-            self._intake.refused((link.address, key.request_id, key.attempt))
+        for handle in message.grants:
+            if not self._intake.granted(handle):
+                link.outbox.fail(handle, "the worker no longer waited for this answer to its claim")
+        for handle in message.refusals:
+            self._intake.refused(handle)
         for handle in message.cancels:
-            sequence = self._table.cancel(link.outbox, handle)
-            if sequence is not None:
-                self.engine.cancel(sequence.id)
+            if self._table.cancel(link.outbox, handle):
+                self.engine.cancel(handle)
         for resend in message.resends:
             self._table.send_again(link.outbox, resend.handle, resend.offset)
-        if message.cancels:
+        if message.grants or message.cancels:
             self._intake.slot_freed()
-
-    def _confirmed(self, link: Link, confirm: link_pb2.Confirm) -> None:
-        claim = self._intake.confirmed((link.address, confirm.key.request_id, confirm.key.attempt))
-        if claim is None:
-            link.outbox.fail(confirm.handle, "the worker no longer waited for this confirmation")
-            return
-        if not self._table:
-            self._busy_since = self._loop.time()
-        request = claim.request
-        spans = self._begin_spans(claim)
-        sequence = self._table.start(
-            link.outbox, confirm.handle, spans, with_logprobs=request.sampling.HasField("logprobs")
-        )
-        self.engine.add(add_command(sequence.id, request))
-
-    def _begin_spans(self, claim: Claim) -> RequestSpans | None:
-        return RequestSpans.begin(
-            claim.request,
-            taken_us=claim.taken_us,
-            stream=claim.entry.stream,
-            model=self._manifest.model,
-            worker_id=self._settings.worker_id,
-        )
 
     def _lose_link(self, link: Link) -> None:
         """Without its link a gateway has moved what ran over it, so it need not run here."""
-        for sequence in self._table.cancel_all(link.outbox):
-            self.engine.cancel(sequence.id)
+        for sequence_id in self._table.cancel_all(link.outbox):
+            self.engine.cancel(sequence_id)
         self._intake.link_lost(link)
 
 

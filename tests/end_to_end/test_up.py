@@ -148,7 +148,8 @@ def test_metrics_of_each_process_are_served(mesh):
         assert gateway[f"gen_ai_server_{name}_seconds_count"] >= 1
     assert 1 <= gateway["enginemesh_links_active"] <= 2  # a worker opens one with its first request
     workers = [metrics(mesh.metrics_port + offset) for offset in (2, 3)]
-    assert sum(worker["enginemesh_engine_step_duration_seconds_count"] for worker in workers) >= 1
+    # One of them may have had no request yet.
+    assert sum(worker.get("enginemesh_engine_step_duration_seconds_count", 0) for worker in workers) >= 1
     assert all(worker["enginemesh_slots"] >= 1 for worker in workers)
 
 

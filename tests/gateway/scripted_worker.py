@@ -23,6 +23,7 @@ class ScriptedWorker:
         self._channel = None
         self._inbox: asyncio.Queue[link_pb2.GatewayMessage] = asyncio.Queue()
         self._reader = None
+        self._last_handle = 0
         self.is_beating = True
         self._beating = None
         self._writing = asyncio.Lock()  # grpc takes one write at a time
@@ -51,15 +52,18 @@ class ScriptedWorker:
         """Asks to run a request: its handle, or None if refused. The entry is acknowledged either way."""
         if self._call is None:
             await self.connect(request.gateway_address)
-        key = link_pb2.ClaimKey(request_id=request.request_id, attempt=request.attempt)
-        await self._write(link_pb2.WorkerMessage(claims=link_pb2.Claims(keys=[key])))
-        message = await self.receive("confirms", "refusals")
+        self._last_handle += 1
+        claim = link_pb2.Claim(
+            request_id=request.request_id, attempt=request.attempt, handle=self._last_handle
+        )
+        await self._write(link_pb2.WorkerMessage(claims=link_pb2.Claims(claims=[claim])))
+        message = await self.receive("grants", "refusals")
         if entry := self._entries.pop(request.request_id, None):
             await self._consumer.acknowledge([entry])
-        return message.confirms[0].handle if message.confirms else None
+        return claim.handle if message.grants else None
 
     async def begin(self) -> tuple[queue_pb2.QueuedRequest, int]:
-        """Takes a request and gets it confirmed."""
+        """Takes a request and gets it granted."""
         request = await self.take()
         handle = await self.claim(request)
         assert handle is not None

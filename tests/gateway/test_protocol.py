@@ -37,6 +37,7 @@ class Run:
 @dataclass
 class Worker:
     link: LinkSessions
+    last_handle: int = 0
     runs: dict[int, Run] = field(default_factory=dict)
     in_flight: list[step_pb2.StepOutput] = field(default_factory=list)
 
@@ -72,11 +73,15 @@ class Protocol(RuleBasedStateMachine):
         worker = self.workers[number]
         for key in data.draw(st.sets(st.sampled_from(sorted(self.entries)), min_size=1)):
             tokens = self.entries[key]
-            handle = self.table.claim(worker.link, *key) if asks else None
-            if handle is not None:
-                worker.runs[handle] = Run(key[0], list(tokens), len(tokens))
+            if asks:
+                self.claim(worker, key, tokens)
             if asks and acknowledges:
                 del self.entries[key]
+
+    def claim(self, worker, key, tokens):
+        worker.last_handle += 1
+        if self.table.claim(worker.link, *key, worker.last_handle):
+            worker.runs[worker.last_handle] = Run(key[0], list(tokens), len(tokens))
 
     @precondition(lambda self: any(worker.runs for worker in self.workers))
     @rule(size=st.integers(1, 3), merged=st.booleans())
@@ -211,9 +216,7 @@ class Protocol(RuleBasedStateMachine):
             self.audit()
             for worker in self.workers:
                 for key, tokens in list(self.entries.items()):
-                    handle = self.table.claim(worker.link, *key)
-                    if handle is not None:
-                        worker.runs[handle] = Run(key[0], list(tokens), len(tokens))
+                    self.claim(worker, key, tokens)
                 self.engine_step(worker, 3, merged=False)
                 while worker.in_flight:
                     self.deliver(worker, worker.in_flight.pop(0))

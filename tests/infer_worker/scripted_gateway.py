@@ -68,9 +68,9 @@ class ScriptedGateway(link_pb2_grpc.LinksServicer):
         self.links: list[GatewayLink] = []
         self.answers: dict[tuple[str, int], Answer] = {}
         self.claims: list[tuple[str, int]] = []
+        self.unwanted_rows = 0
         self.grant = lambda _key: True
         self.heartbeat_ms = 50
-        self._last_handle = 0
         self._producer = RequestProducer(redis)
         self._leases = Leases(redis, GATEWAY)
         self._server = None
@@ -153,8 +153,8 @@ class ScriptedGateway(link_pb2_grpc.LinksServicer):
     def _take(self, link, message) -> None:
         kind = message.WhichOneof("message")
         if kind == "claims":
-            for key in message.claims.keys:
-                self._answer_claim(link, key)
+            for claim in message.claims.claims:
+                self._answer_claim(link, claim)
         elif kind == "heartbeat":
             link.heartbeats += 1
         elif kind == "step":
@@ -167,16 +167,14 @@ class ScriptedGateway(link_pb2_grpc.LinksServicer):
         if verdict is None:
             return
         if not verdict:
-            link.send(refusals=[claim])
+            link.send(refusals=[claim.handle])
             return
-        self.confirm(link, key)
+        self.take(link, key, claim.handle)
 
-    def confirm(self, link, key) -> None:
+    def take(self, link, key, handle) -> None:
         """Grants a claim."""
-        self._last_handle += 1
-        self.answers[key] = link.answers[self._last_handle] = Answer(key, self._last_handle)
-        claim = link_pb2.ClaimKey(request_id=key[0], attempt=key[1])
-        link.send(confirms=[link_pb2.Confirm(key=claim, handle=self._last_handle)])
+        self.answers[key] = link.answers[handle] = Answer(key, handle)
+        link.send(grants=[handle])
 
     def _take_step(self, link, step) -> None:
         link.frames.append(step)
@@ -184,8 +182,10 @@ class ScriptedGateway(link_pb2_grpc.LinksServicer):
         assert len(step.logprobs) in (0, len(step.token_ids))
         start = 0
         for handle, offset, count in zip(step.ids, step.offsets, step.counts, strict=True):
-            answer = link.answers[handle]
-            if offset > len(answer.ids):
+            answer = link.answers.get(handle)
+            if answer is None:
+                self.unwanted_rows += 1
+            elif offset > len(answer.ids):
                 link.send(resends=[link_pb2.Resend(handle=handle, offset=len(answer.ids))])
             else:
                 answer.ids[offset:] = step.token_ids[start : start + count]
@@ -193,4 +193,5 @@ class ScriptedGateway(link_pb2_grpc.LinksServicer):
                 answer.frames += 1
             start += count
         for finish in step.finishes:
-            link.answers[finish.id].finish = finish
+            if finish.id in link.answers:
+                link.answers[finish.id].finish = finish

@@ -85,6 +85,28 @@ async def test_refused_claim_is_dropped_and_its_slot_is_free(serve, gateway, red
     await until(lambda: is_queue_empty(redis))
 
 
+async def test_what_was_begun_is_stopped_when_its_claim_is_refused(serve, gateway):
+    running = await serve(slots=1, step_ms=5)
+    unanswered = []
+    gateway.grant = unanswered.append
+    await gateway.queue("r1", max_tokens=9_000)
+    await until(lambda: gateway.unwanted_rows)  # it runs while its gateway has not answered
+    gateway.links[0].send(refusals=[1])
+    await until(lambda: running.serving.slots_used == 0, limit_s=1)
+    assert unanswered == [("r1", 1)]
+
+
+async def test_tokens_from_before_the_grant_are_not_lost(serve, gateway):
+    await serve(step_ms=5)
+    await gateway.queue("whole", max_tokens=40)
+    whole = await gateway.answer("whole")
+    gateway.grant = lambda _key: None
+    await gateway.queue("late", max_tokens=40)
+    await until(lambda: gateway.unwanted_rows > 3)
+    gateway.take(gateway.links[0], ("late", 1), 2)
+    assert (await gateway.answer("late")).ids == whole.ids
+
+
 async def test_cancel_reaches_the_engine_within_a_step(serve, gateway):
     running = await serve(slots=1, step_ms=20)
     await gateway.queue("r1", max_tokens=9_000)
@@ -232,10 +254,8 @@ async def test_silent_gateway_does_not_hold_slots(serve, gateway, redis, monkeyp
     await until(lambda: len(silent.claims) >= 2)
     await gateway.queue("r1")
     await gateway.answer("r1")
-    # A confirmation that comes too late is answered, so that the request goes on elsewhere.
-    link = silent.links[0]
-    await until(lambda: link.hello)
-    silent.confirm(link, silent.claims[0])
+    # An answer that comes too late is answered, so that the request goes on elsewhere.
+    silent.take(silent.links[0], silent.claims[0], 1)
     answer = await silent.answer(silent.claims[0][0])
     assert answer.reason == "ERROR"
     await silent.stop()

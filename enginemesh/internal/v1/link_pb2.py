@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from enginemesh.internal.v1 import step_pb2 as enginemesh_dot_internal_dot_v1_dot_step__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!enginemesh/internal/v1/link.proto\x12\x16\x65nginemesh.internal.v1\x1a!enginemesh/internal/v1/step.proto\"\xe8\x01\n\rWorkerMessage\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.enginemesh.internal.v1.HelloH\x00\x12\x30\n\x06\x63laims\x18\x02 \x01(\x0b\x32\x1e.enginemesh.internal.v1.ClaimsH\x00\x12\x32\n\x04step\x18\x03 \x01(\x0b\x32\".enginemesh.internal.v1.StepOutputH\x00\x12\x36\n\theartbeat\x18\x04 \x01(\x0b\x32!.enginemesh.internal.v1.HeartbeatH\x00\x42\t\n\x07message\"\xec\x01\n\x0eGatewayMessage\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32\".enginemesh.internal.v1.HelloReply\x12\x31\n\x08\x63onfirms\x18\x02 \x03(\x0b\x32\x1f.enginemesh.internal.v1.Confirm\x12\x32\n\x08refusals\x18\x03 \x03(\x0b\x32 .enginemesh.internal.v1.ClaimKey\x12\x0f\n\x07\x63\x61ncels\x18\x04 \x03(\r\x12/\n\x07resends\x18\x05 \x03(\x0b\x32\x1e.enginemesh.internal.v1.Resend\"?\n\x05Hello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"?\n\nHelloReply\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x1d\n\x15heartbeat_interval_ms\x18\x02 \x01(\r\"8\n\x06\x43laims\x12.\n\x04keys\x18\x01 \x03(\x0b\x32 .enginemesh.internal.v1.ClaimKey\"/\n\x08\x43laimKey\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"H\n\x07\x43onfirm\x12-\n\x03key\x18\x01 \x01(\x0b\x32 .enginemesh.internal.v1.ClaimKey\x12\x0e\n\x06handle\x18\x02 \x01(\r\"(\n\x06Resend\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\r\"\x1c\n\tHeartbeat\x12\x0f\n\x07unix_us\x18\x01 \x01(\x04\x32\x65\n\x05Links\x12\\\n\x07\x43onnect\x12%.enginemesh.internal.v1.WorkerMessage\x1a&.enginemesh.internal.v1.GatewayMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!enginemesh/internal/v1/link.proto\x12\x16\x65nginemesh.internal.v1\x1a!enginemesh/internal/v1/step.proto\"\xe8\x01\n\rWorkerMessage\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.enginemesh.internal.v1.HelloH\x00\x12\x30\n\x06\x63laims\x18\x02 \x01(\x0b\x32\x1e.enginemesh.internal.v1.ClaimsH\x00\x12\x32\n\x04step\x18\x03 \x01(\x0b\x32\".enginemesh.internal.v1.StepOutputH\x00\x12\x36\n\theartbeat\x18\x04 \x01(\x0b\x32!.enginemesh.internal.v1.HeartbeatH\x00\x42\t\n\x07message\"\xa7\x01\n\x0eGatewayMessage\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32\".enginemesh.internal.v1.HelloReply\x12\x0e\n\x06grants\x18\x02 \x03(\r\x12\x10\n\x08refusals\x18\x03 \x03(\r\x12\x0f\n\x07\x63\x61ncels\x18\x04 \x03(\r\x12/\n\x07resends\x18\x05 \x03(\x0b\x32\x1e.enginemesh.internal.v1.Resend\"?\n\x05Hello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"?\n\nHelloReply\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x1d\n\x15heartbeat_interval_ms\x18\x02 \x01(\r\"7\n\x06\x43laims\x12-\n\x06\x63laims\x18\x01 \x03(\x0b\x32\x1d.enginemesh.internal.v1.Claim\"<\n\x05\x43laim\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06handle\x18\x03 \x01(\r\"(\n\x06Resend\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\r\"\x1c\n\tHeartbeat\x12\x0f\n\x07unix_us\x18\x01 \x01(\x04\x32\x65\n\x05Links\x12\\\n\x07\x43onnect\x12%.enginemesh.internal.v1.WorkerMessage\x1a&.enginemesh.internal.v1.GatewayMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,21 +35,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WORKERMESSAGE']._serialized_start=97
   _globals['_WORKERMESSAGE']._serialized_end=329
   _globals['_GATEWAYMESSAGE']._serialized_start=332
-  _globals['_GATEWAYMESSAGE']._serialized_end=568
-  _globals['_HELLO']._serialized_start=570
-  _globals['_HELLO']._serialized_end=633
-  _globals['_HELLOREPLY']._serialized_start=635
-  _globals['_HELLOREPLY']._serialized_end=698
-  _globals['_CLAIMS']._serialized_start=700
-  _globals['_CLAIMS']._serialized_end=756
-  _globals['_CLAIMKEY']._serialized_start=758
-  _globals['_CLAIMKEY']._serialized_end=805
-  _globals['_CONFIRM']._serialized_start=807
-  _globals['_CONFIRM']._serialized_end=879
-  _globals['_RESEND']._serialized_start=881
-  _globals['_RESEND']._serialized_end=921
-  _globals['_HEARTBEAT']._serialized_start=923
-  _globals['_HEARTBEAT']._serialized_end=951
-  _globals['_LINKS']._serialized_start=953
-  _globals['_LINKS']._serialized_end=1054
+  _globals['_GATEWAYMESSAGE']._serialized_end=499
+  _globals['_HELLO']._serialized_start=501
+  _globals['_HELLO']._serialized_end=564
+  _globals['_HELLOREPLY']._serialized_start=566
+  _globals['_HELLOREPLY']._serialized_end=629
+  _globals['_CLAIMS']._serialized_start=631
+  _globals['_CLAIMS']._serialized_end=686
+  _globals['_CLAIM']._serialized_start=688
+  _globals['_CLAIM']._serialized_end=748
+  _globals['_RESEND']._serialized_start=750
+  _globals['_RESEND']._serialized_end=790
+  _globals['_HEARTBEAT']._serialized_start=792
+  _globals['_HEARTBEAT']._serialized_end=820
+  _globals['_LINKS']._serialized_start=822
+  _globals['_LINKS']._serialized_end=923
 # @@protoc_insertion_point(module_scope)

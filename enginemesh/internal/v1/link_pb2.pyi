@@ -58,9 +58,7 @@ class WorkerMessage(Message):
 
     @property
     def step(self) -> StepOutput:
-        """What the engine's last steps gave to requests of this gateway. Here StepOutput.ids are the handles
-        that the gateway gave in Confirm.
-        """
+        """What the engine's last steps gave to requests of this gateway. Here StepOutput.ids are handles."""
 
     @property
     def heartbeat(self) -> Heartbeat:
@@ -89,7 +87,7 @@ class GatewayMessage(Message):
     DESCRIPTOR: Descriptor
 
     HELLO_FIELD_NUMBER: int
-    CONFIRMS_FIELD_NUMBER: int
+    GRANTS_FIELD_NUMBER: int
     REFUSALS_FIELD_NUMBER: int
     CANCELS_FIELD_NUMBER: int
     RESENDS_FIELD_NUMBER: int
@@ -98,12 +96,12 @@ class GatewayMessage(Message):
         """Answers to Hello."""
 
     @property
-    def confirms(self) -> RepeatedCompositeFieldContainer[Confirm]:
-        """Claims that are granted."""
+    def grants(self) -> RepeatedScalarFieldContainer[int]:
+        """Handles of claims that are granted: the queue entry may go."""
 
     @property
-    def refusals(self) -> RepeatedCompositeFieldContainer[ClaimKey]:
-        """Claims that are refused: drop the entry."""
+    def refusals(self) -> RepeatedScalarFieldContainer[int]:
+        """Handles of claims that are refused: the queue entry may go, and what was begun must stop."""
 
     @property
     def cancels(self) -> RepeatedScalarFieldContainer[int]:
@@ -117,14 +115,14 @@ class GatewayMessage(Message):
         self,
         *,
         hello: HelloReply | None = ...,
-        confirms: Iterable[Confirm] | None = ...,
-        refusals: Iterable[ClaimKey] | None = ...,
+        grants: Iterable[int] | None = ...,
+        refusals: Iterable[int] | None = ...,
         cancels: Iterable[int] | None = ...,
         resends: Iterable[Resend] | None = ...,
     ) -> None: ...
     _HasFieldArgType: typing_extensions.TypeAlias = Literal["hello", b"hello"]
     def HasField(self, field_name: _HasFieldArgType) -> bool: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["cancels", b"cancels", "confirms", b"confirms", "hello", b"hello", "refusals", b"refusals", "resends", b"resends"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["cancels", b"cancels", "grants", b"grants", "hello", b"hello", "refusals", b"refusals", "resends", b"resends"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 @final
@@ -175,67 +173,50 @@ class HelloReply(Message):
 
 @final
 class Claims(Message):
-    """Requests that a worker took from the queue and could start now."""
+    """Requests that a worker took from the queue and has begun. Their first tokens may follow before the
+    gateway's answer; it ignores those of claims that it refused.
+    """
 
     DESCRIPTOR: Descriptor
 
-    KEYS_FIELD_NUMBER: int
+    CLAIMS_FIELD_NUMBER: int
     @property
-    def keys(self) -> RepeatedCompositeFieldContainer[ClaimKey]:
-        """Which."""
+    def claims(self) -> RepeatedCompositeFieldContainer[Claim]:
+        """One for each."""
 
     def __init__(
         self,
         *,
-        keys: Iterable[ClaimKey] | None = ...,
+        claims: Iterable[Claim] | None = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["keys", b"keys"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["claims", b"claims"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 @final
-class ClaimKey(Message):
+class Claim(Message):
     """One attempt of one request."""
 
     DESCRIPTOR: Descriptor
 
     REQUEST_ID_FIELD_NUMBER: int
     ATTEMPT_FIELD_NUMBER: int
+    HANDLE_FIELD_NUMBER: int
     request_id: str
     """The request."""
     attempt: int
     """The attempt."""
+    handle: int
+    """Stands for request and attempt in every later message of this link. Chosen by the worker, and never
+    used twice on one link.
+    """
     def __init__(
         self,
         *,
         request_id: str = ...,
         attempt: int = ...,
-    ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["attempt", b"attempt", "request_id", b"request_id"]
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-
-@final
-class Confirm(Message):
-    """The worker may run this attempt."""
-
-    DESCRIPTOR: Descriptor
-
-    KEY_FIELD_NUMBER: int
-    HANDLE_FIELD_NUMBER: int
-    handle: int
-    """Stands for request and attempt in every later message of this link. Never used twice on one link."""
-    @property
-    def key(self) -> ClaimKey:
-        """Which."""
-
-    def __init__(
-        self,
-        *,
-        key: ClaimKey | None = ...,
         handle: int = ...,
     ) -> None: ...
-    _HasFieldArgType: typing_extensions.TypeAlias = Literal["key", b"key"]
-    def HasField(self, field_name: _HasFieldArgType) -> bool: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["handle", b"handle", "key", b"key"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["attempt", b"attempt", "handle", b"handle", "request_id", b"request_id"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 @final

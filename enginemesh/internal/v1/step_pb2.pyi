@@ -79,8 +79,8 @@ SEQUENCE_FINISH_REASON_REFUSED: SequenceFinishReason.ValueType  # 4
 class StepOutput(Message):
     """What one engine step gave to all its sequences, column by column: row i is sequence ids[i], which got
     counts[i] new tokens, the next counts[i] of token_ids. The same message goes from the engine's process
-    to its worker (ids are the worker's sequence numbers) and, split by gateway, over a link (ids are the
-    gateway's handles).
+    to its worker and, split by gateway, over a link; ids are the worker's numbers for its sequences, which
+    are their handles on the link.
     """
 
     DESCRIPTOR: Descriptor

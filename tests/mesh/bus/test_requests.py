@@ -181,7 +181,8 @@ async def test_put_back_keeps_the_deadline(redis, producer, open_worker):
 
     entry_id, fields = (await redis.xrange(NORMAL))[0]
     expires = int(entry_id.split(b"-")[0]) + int(fields[b"ttl_ms"])
-    assert expires == int(ticket.entry_id.split("-")[0]) + 60_000
+    # The server reads its clock once for the script and once for the id.
+    assert abs(expires - int(ticket.entry_id.split("-")[0]) - 60_000) <= 2
 
 
 async def test_entry_put_back_from_an_inbox_goes_to_the_model(producer, open_worker):
