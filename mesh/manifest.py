@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -124,7 +125,7 @@ class Manifest(_Record):
         """Bytes of all files."""
         return sum(file.size for file in self.files)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The engine's name: sha256 of the canonical JSON, in hex."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
