@@ -10,13 +10,17 @@ import hashlib
 import json
 import re
 from functools import cached_property
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import from_json
+from typing_extensions import override
 
 from mesh.errors import IntegrityError
 from mesh.target import Target  # noqa: TC001 - pydantic needs it at run time
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SCHEMA_VERSION = 1
 _LATER_FIELDS = ("key_parts", "max_input_len")
@@ -129,6 +133,12 @@ class Manifest(_Record):
     def digest(self) -> str:
         """The engine's name: sha256 of the canonical JSON, in hex."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    @override
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Manifest:
+        copy = super().model_copy(update=update, deep=deep)
+        copy.__dict__.pop("digest", None)  # a changed manifest is another engine
+        return copy
 
     def to_bytes(self) -> bytes:
         """Canonical JSON: sorted keys, no spaces, UTF-8."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from mesh.errors import IntegrityError
-from mesh.manifest import MODEL_NAME, EngineFile, Manifest, TokenizerInfo, canonical_json
+from mesh.manifest import MODEL_NAME, EngineFile, KeyParts, Manifest, TokenizerInfo, canonical_json
 from mesh.target import INSTRUCTION_SET_ORDER, Target
 from tests import engines
 
@@ -245,3 +245,26 @@ def test_files_are_found_by_path_and_sizes_add_up():
     assert manifest.size == 5
     with pytest.raises(KeyError):
         manifest.file("a")
+
+
+def test_changed_copy_has_its_own_digest():
+    manifest = engines.manifest()
+    before = manifest.digest
+    changed = manifest.model_copy(update={"max_seq_len": 7})
+
+    assert changed.digest == hashlib.sha256(changed.to_bytes()).hexdigest() != before
+    assert manifest.digest == before
+    assert manifest.model_copy().digest == before
+
+
+def test_key_parts_must_make_the_key():
+    parts = KeyParts(source="1" * 64, spec={"precision": "int8"}, target="t", versions={})
+    named = engines.manifest(key_parts=parts, build_key=parts.key)
+
+    assert Manifest.from_bytes(named.to_bytes(), named.digest) == named
+    with pytest.raises(ValidationError, match="build_key is not the digest of key_parts"):
+        engines.manifest(key_parts=parts)
+
+
+def test_engine_without_key_parts_keeps_the_name_that_it_had_before_there_were_any():
+    assert "key_parts" not in json.loads(engines.manifest().to_bytes())
