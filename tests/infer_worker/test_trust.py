@@ -3,7 +3,7 @@
 With a real worker, S3 server and Redis. All but damaged blobs are refused before a byte is fetched.
 """
 
-# ruff: noqa: F811 -- pytest hands over fixtures by their names
+
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from mesh.store_layout import blob_key, manifest_key, signature_key
 from tests import engines
 from tests.conditions import until
 from tests.infer_worker.conftest import make_fake_engine
-from tests.infer_worker.test_worker import environment, mesh, start  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
     from pathlib import Path
