@@ -57,6 +57,7 @@ class Dispatcher:
         self._queue_spans: dict[Session, trace.Span] = {}
         self._timers: dict[Session, asyncio.TimerHandle] = {}
         self._deadlines: dict[Session, float] = {}
+        self._is_unreachable = False
         self._patience: dict[Session, asyncio.TimerHandle] = {}
         self.cancel_on_link: Callable[[LinkSessions, int], None] = lambda _link, _handle: None
 
@@ -171,9 +172,12 @@ class Dispatcher:
             except UNREACHABLE as error:
                 # Running streams live on without Redis, and one that has to be queued waits for it until
                 # its deadline.
-                log.warning("queue unreachable", request=session.request_id, error=str(error))
+                if not self._is_unreachable:
+                    log.warning("queue unreachable; running streams go on", error=str(error))
+                self._is_unreachable = True
                 await asyncio.sleep(RETRY_DELAY_S)
                 continue
+            self._is_unreachable = False
             if self._is_waiting(session, attempt):
                 session.ticket = ticket
             elif session.state is State.ENDED or session.error is not None:

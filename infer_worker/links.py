@@ -12,7 +12,7 @@ from mesh.bus.connection import UNREACHABLE
 from mesh.waiting import cancel_until_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from enginemesh.internal.v1 import link_pb2
     from mesh.bus.leases import Leases
@@ -57,10 +57,18 @@ class LinkSet:
         self._links[address] = (link, asyncio.ensure_future(self._run(link)))
         return link
 
-    async def watch(self, gateways: Leases, interval_s: float) -> None:
+    async def watch(
+        self, gateways: Leases, can_renew: Callable[[], Awaitable[bool]], interval_s: float
+    ) -> None:
         """Closes links to gateways that have had no lease at two checks in a row, for ever.
 
         One check could fall into the moment after Redis lost its data.
+
+        Args:
+            gateways: Leases of gateways.
+            can_renew: Whether leases can be renewed at present. While they cannot, as when the memory of
+                Redis is full, a missing one says nothing.
+            interval_s: Between two checks.
         """
         absent: set[str] = set()
         while True:
@@ -68,6 +76,9 @@ class LinkSet:
             if not self._links:
                 continue
             try:
+                if not await can_renew():
+                    absent.clear()
+                    continue
                 live = await gateways.live()
             except UNREACHABLE:
                 continue

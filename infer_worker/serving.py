@@ -16,7 +16,7 @@ from infer_worker.links import LinkSet
 from infer_worker.request_spans import RequestSpans
 from infer_worker.sequences import SequenceTable
 from mesh import metrics, semconv
-from mesh.bus.leases import GATEWAY, Leases
+from mesh.bus.leases import GATEWAY, WORKER, Leases
 from mesh.bus.requests import RequestConsumer
 from mesh.waiting import cancel_until_ended
 
@@ -44,6 +44,7 @@ class Serving:
         self._manifest = manifest
         self._loop = asyncio.get_running_loop()
         self._gateways = Leases(redis, GATEWAY)
+        self._workers = Leases(redis, WORKER)
         self._attributes = {semconv.REQUEST_MODEL: manifest.model, semconv.WORKER: settings.worker_id}
         self.engine = EngineProcess(self._take_step, self._take_stats)
         self.slots = 0
@@ -93,7 +94,7 @@ class Serving:
         for work in (
             self._intake.acknowledge(),
             self._intake.watch(),
-            self._links.watch(self._gateways, self._settings.lease_ttl_s / 2),
+            self._links.watch(self._gateways, self._holds_lease, self._settings.lease_ttl_s / 2),
             self._watch_engine(),
         ):
             tasks.add(asyncio.ensure_future(work))
@@ -158,6 +159,9 @@ class Serving:
             if self._table and not was_held_up and now - heard > limit_s:
                 log.error("engine is silent and is killed", silent_s=round(now - heard, 1))
                 self.engine.kill()
+
+    async def _holds_lease(self) -> bool:
+        return await self._workers.is_live(self._settings.worker_id)
 
     # -- what was taken from the queue -----------------------------------------------------------------
 

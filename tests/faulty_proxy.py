@@ -14,6 +14,8 @@ class FaultyProxy:
 
     Attributes:
         port: Where clients connect.
+        refuses: While set, connections are closed before they bring anything.
+        refused: Connections that were.
         cut_after: If set, a connection is cut once it has brought this many bytes to the client.
         cuts_left: How many connections are cut so; then all pass.
         is_stalled: While set, answers are held back.
@@ -26,6 +28,8 @@ class FaultyProxy:
         self._target_port = target_port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
+        self.refuses = False
+        self.refused = 0
         self.cut_after: int | None = None
         self.cuts_left = 0
         self.is_stalled = False
@@ -54,6 +58,10 @@ class FaultyProxy:
         with contextlib.suppress(OSError):  # closed
             while True:
                 client, _ = self._listener.accept()
+                if self.refuses:
+                    self.refused += 1
+                    _cut(client)
+                    continue
                 server = socket.create_connection(("127.0.0.1", self._target_port))
                 self._sockets |= {client, server}
                 threading.Thread(target=self._pass_on, args=(client, server, False), daemon=True).start()

@@ -56,7 +56,6 @@ class Streams:
     async def run(self, prompt: str, max_tokens: int, stream: Stream | None = None) -> Stream:
         """One answer, read to its end; `stream` shows what came so far."""
         stream = stream or Stream()
-        self.running.append(stream)
         last = 0.0
         async for message in self.stub.Generate(self.request(prompt, max_tokens), timeout=CALL_LIMIT_S):
             now = time.monotonic()
@@ -72,8 +71,12 @@ class Streams:
         return stream
 
     def start(self, prompts: list[str], max_tokens: int) -> list[asyncio.Task[Stream]]:
-        """Many answers at once."""
-        return [asyncio.ensure_future(self.run(prompt, max_tokens)) for prompt in prompts]
+        """Many answers at once; `running` shows what came so far of those started last."""
+        self.running = [Stream() for _ in prompts]
+        return [
+            asyncio.ensure_future(self.run(prompt, max_tokens, stream))
+            for prompt, stream in zip(prompts, self.running, strict=True)
+        ]
 
 
 def ready_workers(mesh):

@@ -1,8 +1,14 @@
-"""A mesh of real processes whose workers are killed, stopped and drained while clients stream."""
+"""A mesh of real processes whose workers and services fail while clients stream.
+
+Gateway and workers have clocks that differ by two minutes, as hosts without time synchronisation may.
+"""
 
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import grpc
 import psutil
@@ -16,9 +22,12 @@ from mesh.bus.connection import connect
 from mesh.model_file import ModelFile
 from tests.conditions import until
 from tests.end_to_end.streams import Stream, Streams, ready_workers
+from tests.faulty_proxy import FaultyProxy
 
 MODEL = ModelFile(model="fake", kind="fake", max_batch_size=64, options={"step_ms": "10"})
 WORKERS = 2
+CUT_AFTER_BYTES = 600
+CLOCKS = Path(__file__).parent.parent / "clocks"
 PROMPTS = [f"prompt {number}" for number in range(32)]
 LENGTH = 150
 # gRPC's core ends calls with CANCELLED that reach a port in the moment in which it closes.
@@ -30,7 +39,8 @@ def mesh(tmp_path_factory):
     """A mesh with two workers of one fake engine."""
     console = Console(quiet=True)
     plan = Plan(tmp_path_factory.mktemp("mesh"), free_port(), "fake", (MODEL.model,), WORKERS, ())
-    with LocalMesh(plan, console.print, environment={"ENGINEMESH_DRAIN_TIMEOUT_S": "10"}) as running:
+    environment = {"ENGINEMESH_DRAIN_TIMEOUT_S": "10", "PYTHONPATH": str(CLOCKS)}
+    with LocalMesh(plan, console.print, environment=environment) as running:
         build_model(running, MODEL, console)
         wait_for_models(running, plan.models, console)
         yield running
@@ -44,6 +54,14 @@ async def streams(mesh):
         yield opened
 
 
+@pytest.fixture
+async def redis(mesh):
+    """A connection to the mesh's Redis."""
+    client = connect(mesh.environment["ENGINEMESH_REDIS_URL"])
+    yield client
+    await client.aclose()
+
+
 async def undisturbed(streams):
     return [stream.tokens for stream in await asyncio.gather(*streams.start(PROMPTS, LENGTH))]
 
@@ -51,8 +69,7 @@ async def undisturbed(streams):
 async def under_way(streams):
     """32 streams, each with some tokens."""
     tasks = streams.start(PROMPTS, LENGTH)
-    fresh = streams.running[-len(PROMPTS) :]
-    await until(lambda: all(len(stream.tokens) >= 10 for stream in fresh))
+    await until(lambda: all(len(stream.tokens) >= 10 for stream in streams.running))
     return tasks
 
 
@@ -115,14 +132,108 @@ async def test_cancelled_requests_free_their_slots_at_once(mesh, streams):
     await nothing_is_left(mesh)
 
 
-async def test_requests_survive_a_redis_that_lost_its_data(mesh, streams):
+async def test_requests_survive_a_redis_that_lost_its_data(mesh, streams, redis):
     expected = await undisturbed(streams)
     tasks = streams.start(PROMPTS, LENGTH)
-    redis = connect(mesh.environment["ENGINEMESH_REDIS_URL"])
     await redis.flushall()
-    await redis.aclose()
     assert [answer.tokens for answer in await asyncio.gather(*tasks)] == expected
     await nothing_is_left(mesh)
+
+
+async def test_requests_wait_out_a_redis_that_stands_still(mesh, streams, redis):
+    expected = await undisturbed(streams)
+    running = await under_way(streams)
+    await redis.client_pause(5000)
+    waiting = streams.start(PROMPTS, LENGTH)
+    for tasks in (running, waiting):
+        assert [answer.tokens for answer in await asyncio.gather(*tasks)] == expected
+    await nothing_is_left(mesh)
+
+
+async def test_requests_wait_out_a_redis_whose_memory_is_full(mesh, streams, redis):
+    expected = await undisturbed(streams)
+    running = await under_way(streams)
+    await redis.config_set("maxmemory", 1)
+    try:
+        waiting = streams.start(PROMPTS, LENGTH)
+        assert [answer.tokens for answer in await asyncio.gather(*running)] == expected
+    finally:
+        await redis.config_set("maxmemory", 0)
+    assert [answer.tokens for answer in await asyncio.gather(*waiting)] == expected
+    await nothing_is_left(mesh)
+
+
+async def test_requests_survive_a_redis_that_evicts_their_entries(mesh, streams, redis):
+    expected = await undisturbed(streams)
+    await redis.config_set("maxmemory-policy", "allkeys-random")
+    await redis.config_set("maxmemory", 1)
+    try:
+        tasks = streams.start(PROMPTS, LENGTH)
+        await until(lambda: _has_evicted(redis))
+    finally:
+        await redis.config_set("maxmemory", 0)
+        await redis.config_set("maxmemory-policy", "noeviction")
+    assert [answer.tokens for answer in await asyncio.gather(*tasks)] == expected
+    await nothing_is_left(mesh)
+
+
+async def _has_evicted(redis):
+    return (await redis.info("stats"))["evicted_keys"] > 0
+
+
+async def test_two_workers_of_one_name_lose_nothing(mesh, streams):
+    expected = await undisturbed(streams)
+    twins = [start_worker(mesh, ENGINEMESH_WORKER_ID="twin") for _ in range(2)]
+    try:
+        await until(lambda: any(worker.name == "workers/twin" for worker in ready_workers(mesh)), 60)
+        tasks = await under_way(streams)
+        twins[0].terminate()  # takes lease and consumer of the other with it
+        assert [answer.tokens for answer in await asyncio.gather(*tasks)] == expected
+        assert await undisturbed(streams) == expected
+    finally:
+        for twin in twins:
+            twin.terminate()
+            await asyncio.to_thread(twin.wait)
+    await nothing_is_left(mesh)
+
+
+async def test_a_worker_starts_over_a_store_that_refuses_stalls_and_cuts(mesh, streams, tmp_path):
+    """Its engine is not on its disk."""
+    expected = await undisturbed(streams)
+    proxy = FaultyProxy(int(mesh.environment["ENGINEMESH_S3_ENDPOINT"].rpartition(":")[2]))
+    proxy.refuses = True
+    worker = start_worker(
+        mesh,
+        ENGINEMESH_WORKER_ID="far",
+        ENGINEMESH_DATA_DIR=str(tmp_path),
+        ENGINEMESH_S3_ENDPOINT=f"127.0.0.1:{proxy.port}",
+    )
+    try:
+        await until(lambda: proxy.refused > 2, 60)
+        proxy.stall_after, proxy.refuses = 0, False
+        await until(lambda: proxy.is_stalled, 60)
+        proxy.cut_after, proxy.cuts_left = CUT_AFTER_BYTES, 3
+        proxy.go_on()
+        await until(lambda: any(worker.name == "workers/far" for worker in ready_workers(mesh)), 90)
+        assert proxy.cuts_left == 0
+        assert await undisturbed(streams) == expected
+    finally:
+        worker.terminate()
+        await asyncio.to_thread(worker.wait)
+        proxy.close()
+    await nothing_is_left(mesh)
+
+
+def start_worker(mesh, **environment):
+    """One more worker of the mesh, which its supervisor knows nothing of."""
+    settings = {"ENGINEMESH_KINDS": "fake", "ENGINEMESH_MODEL": MODEL.model, **environment}
+    return subprocess.Popen(
+        [sys.executable, "-m", "infer_worker.main"],
+        env={**os.environ, **mesh.environment, **settings},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=mesh.plan.data_dir,
+    )
 
 
 async def test_a_rolling_restart_under_load_loses_nothing(mesh, streams):

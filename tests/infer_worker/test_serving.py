@@ -10,6 +10,7 @@ import pytest
 
 from infer_worker import intake
 from mesh.bus import keys
+from mesh.bus.leases import WORKER, Leases
 from tests.conditions import until
 from tests.infer_worker.scripted_gateway import MODEL, ScriptedGateway
 
@@ -235,13 +236,22 @@ async def test_request_of_a_gateway_that_cannot_be_reached_waits_for_it(serve, r
     await again.stop()
 
 
-async def test_gateway_whose_lease_ran_out_loses_its_link(serve, gateway):
+async def test_gateway_whose_lease_ran_out_loses_its_link(serve, gateway, redis):
     running = await serve(settings={"lease_ttl_s": 0.2})
     await gateway.queue("r1", **LONG)
     await gateway.tokens("r1", 2)
+    workers = Leases(redis, WORKER)
+    await workers.renew("w1", b"", 60)
     await gateway.release_lease()
     await until(lambda: gateway.links[0].is_closed)
     assert running.serving.slots_used == 0
+
+
+async def test_missing_leases_say_nothing_while_none_can_be_renewed(serve, gateway):
+    await serve(settings={"lease_ttl_s": 0.02}, step_ms=5)  # the worker's own is missing as well
+    await gateway.release_lease()
+    await gateway.queue("r1", max_tokens=100)
+    assert len((await gateway.answer("r1")).ids) == 100
 
 
 async def test_silent_gateway_does_not_hold_slots(serve, gateway, redis, monkeypatch):
