@@ -34,7 +34,7 @@ up: .venv/ready ## Start the whole mesh on this machine and leave it running (Ct
 	@$(BIN)/enginemesh demo --keep
 
 test: .venv/ready ## Run all tests; ARGS="..." goes to pytest
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 check: .venv/ready .venv-codegen/ready ## Format, lint, types, protos
 	$(BIN)/ruff format --check $(CODE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,13 @@ class SampleEngine(NamedTuple):
 
 def build_sample_engine(cache: Path) -> SampleEngine:
     """The sample model's engine in the profile `exact`, from `cache` if it was built before."""
+    cache.mkdir(exist_ok=True)
+    with (cache / "sample.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+        return _sample_engine(cache)
+
+
+def _sample_engine(cache: Path) -> SampleEngine:
     weights = fetch_sample_model(cache / "models")
     target = detect_cpu()
     digest = source.digest(weights, [], lambda _fraction: None)
@@ -40,9 +48,8 @@ def build_sample_engine(cache: Path) -> SampleEngine:
         cache.joinpath("engines").mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache / "engines") as folder:
             _build(weights, target, key, Path(folder))
-            if not (home / "manifest.json").exists():  # another run may have been faster
-                shutil.rmtree(home, ignore_errors=True)
-                Path(folder, "engine").rename(home)
+            shutil.rmtree(home, ignore_errors=True)
+            Path(folder, "engine").rename(home)
     return SampleEngine(home, Manifest.model_validate_json((home / "manifest.json").read_bytes()))
 
 
