@@ -47,12 +47,22 @@ class FaultyProxy:
             self.is_stalled = False
             self._changed.notify_all()
 
+    def wait_for_connections(self, count: int) -> None:
+        """Returns once so many clients are connected; fails after 30 s."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self._sockets) >= 2 * count, 30)
+
+    def cut_all(self) -> None:
+        """Ends every connection that there is."""
+        for each in list(self._sockets):
+            _cut(each)
+
     def close(self) -> None:
-        """Ends every connection."""
+        """Ends every connection, and takes no more."""
         self._is_closed = True
         self.go_on()
-        for each in (self._listener, *list(self._sockets)):
-            _cut(each)
+        _cut(self._listener)
+        self.cut_all()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed
@@ -63,7 +73,9 @@ class FaultyProxy:
                     _cut(client)
                     continue
                 server = socket.create_connection(("127.0.0.1", self._target_port))
-                self._sockets |= {client, server}
+                with self._changed:
+                    self._sockets |= {client, server}
+                    self._changed.notify_all()
                 threading.Thread(target=self._pass_on, args=(client, server, False), daemon=True).start()
                 threading.Thread(target=self._pass_on, args=(server, client, True), daemon=True).start()
 

@@ -3,8 +3,6 @@
 With a real worker, S3 server and Redis. All but damaged blobs are refused before a byte is fetched.
 """
 
-
-
 from __future__ import annotations
 
 import asyncio

@@ -206,6 +206,36 @@ def test_transfer_that_breaks_off_goes_on_where_it_stopped(connect_store, object
     assert proxy.bytes_sent - before < LARGE * 1.1
 
 
+def test_connections_that_the_server_ended_are_replaced(connect_store, objects, proxy):
+    objects.put_bytes("k", bytes(MIB))
+    behind = connect_store(proxy.port)
+    behind.exists("k")
+
+    def read(_) -> None:
+        behind.read_into("k", 0, memoryview(bytearray(MIB)))
+
+    proxy.is_stalled = True
+    with ThreadPoolExecutor(8) as pool:
+        reading = pool.map(read, range(8))
+        proxy.wait_for_connections(9)
+        proxy.go_on()
+        list(reading)
+    proxy.cut_all()
+    read(None)
+
+
+def test_reads_ask_for_one_version_of_an_object(objects):
+    objects.put_bytes("k", b"first")
+    etag = objects.stat("k").etag
+    seen = []
+    objects.read_range("k", 1, 4, lambda piece: seen.append(bytes(piece)), etag)
+    assert b"".join(seen) == b"irst"
+    objects.put_bytes("k", b"other")
+
+    with pytest.raises(UnavailableError, match="PreconditionFailed"):
+        objects.read_range("k", 1, 4, seen.append, etag)
+
+
 def test_transfer_that_always_breaks_off_ends(connect_store, objects, proxy):
     objects.put_bytes("k", bytes(MIB))
     behind = connect_store(proxy.port)
@@ -275,9 +305,11 @@ def test_wrong_keys_are_denied_and_named_by_setting(connect_store, keys):
 def test_server_errors_are_tried_again_then_unavailable(connect_store, httpserver_503):
     behind = connect_store(httpserver_503.port)
 
-    with pytest.raises(UnavailableError, match="503"):
-        behind.stat("k")
-    assert httpserver_503.calls == object_store.ATTEMPTS
+    for call in (lambda: behind.stat("k"), lambda: behind.read_into("k", 0, memoryview(bytearray(9)))):
+        httpserver_503.calls = 0
+        with pytest.raises(UnavailableError, match="503"):
+            call()
+        assert httpserver_503.calls == object_store.ATTEMPTS
 
 
 def assert_no_key_in(error: BaseException, *keys: str) -> None:
@@ -300,6 +332,8 @@ def httpserver_503():
             self.send_response(503)
             self.send_header("Content-Length", "0")
             self.end_headers()
+
+        do_GET = do_HEAD  # noqa: N815 - http.server gives the name
 
         def log_message(self, *_):
             pass
