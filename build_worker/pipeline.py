@@ -20,14 +20,12 @@ from build_worker.stages import Stage
 from build_worker.work_folder import work_folder
 from enginemesh.v1 import builds_pb2
 from mesh.bus.connection import UNREACHABLE
-from mesh.errors import InvalidFieldError
 from mesh.waiting import cancel_until_ended
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from build_worker.backends.base import Builder
     from build_worker.build_log import BuildLog
     from mesh.bus.build_claims import BuildClaims
     from mesh.bus.index import EngineIndex
@@ -93,7 +91,7 @@ class Pipeline:
             MeshError: why there is no engine.
         """
         builder = load_builder(run.spec.kind)
-        check(builder, run.spec)
+        builder.validate(run.spec)
         with work_folder(self.root) as folder:
             making = _Making(self, run, folder)
             fetched = await making.fetch()
@@ -233,17 +231,6 @@ class _Making:
         path = self._folder / name
         path.mkdir()
         return path
-
-
-def check(builder: Builder, spec: ModelFile) -> None:
-    """Refuses at once what this kind cannot build.
-
-    Raises:
-        MeshError: names the field, or what is not installed.
-    """
-    if builder.needs_source and not spec.source:
-        raise InvalidFieldError("spec.source", f"is required for kind {spec.kind}")
-    builder.validate(spec)
 
 
 def _result(record: EngineRecord, *, is_cached: bool) -> builds_pb2.BuildResult:

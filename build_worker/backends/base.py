@@ -62,9 +62,6 @@ class EngineTraits:
 class Builder(Protocol):
     """Makes engines of one kind. The same input must give the same bytes each time."""
 
-    needs_source: bool
-    """Whether a spec without `source` is refused."""
-
     def validate(self, spec: ModelFile) -> None:
         """Refuses, before anything is fetched, what this kind cannot do.
 

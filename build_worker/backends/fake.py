@@ -67,8 +67,6 @@ class FakeBuilder:
     mesh/kinds.py, go to the engine as they are.
     """
 
-    needs_source = False
-
     def validate(self, spec: ModelFile) -> None:
         """See Builder."""
         spec.check()

@@ -25,8 +25,6 @@ class KilledError(Exception):
 class ThreePartBuilder:
     """In the shape of TensorRT-LLM: quantise to a checkpoint, compile it, collect the tokenizer."""
 
-    needs_source = True
-
     def __init__(self, dies_in=""):
         self.done = []
         self._dies_in = dies_in

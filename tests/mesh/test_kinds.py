@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from build_worker.backends import load_builder
 from mesh.kinds import KINDS, Option, nearest
-from mesh.model_file import ModelFile
 from mesh.precisions import PRECISIONS
 
 INTEGER = Option("integer", "a count", low=1, high=8)
@@ -25,12 +23,6 @@ def test_table_agrees_with_itself(kind):
         assert bool(option.choices) == (option.type == "choice")
         if option.default:
             option.value(option.default)
-
-
-@pytest.mark.parametrize("name", ["fake", "openvino"])
-def test_builders_are_of_kinds_in_the_table(name):
-    assert load_builder(name).needs_source == KINDS[name].needs_source
-    assert ModelFile.model_fields["kind"].is_required()
 
 
 @pytest.mark.parametrize(
