@@ -1,4 +1,4 @@
-"""Reads a GGUF file: what model it is, its weights in half precision, its tokenizer's parts.
+"""Reads a GGUF file: what model it is, its weights, its tokenizer's parts.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, LlamaFileType
 from gguf.quants import dequantize
 
+from build_worker.gguf_writer import Content, Tensor
 from mesh.errors import InvalidFieldError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from gguf import ReaderTensor
+    from gguf import GGUFWriter, ReaderTensor
 
 _HALF_OR_SINGLE = (GGMLQuantizationType.F16, GGMLQuantizationType.F32)
 
@@ -70,27 +69,17 @@ class GgufModel:
         """Whether there are weights of this name."""
         return any(tensor.name == name for tensor in self._reader.tensors)
 
-    def write_half_precision(self, path: Path, on_progress: Callable[[float], None]) -> None:
-        """Writes the model anew with its matrices as F16 and its vectors as F32, one tensor at a time."""
-        writer = GGUFWriter(path, self.architecture)
-        self._copy_metadata(writer)
-        tensors = self._reader.tensors
-        for tensor in tensors:
-            shape = [int(size) for size in reversed(tensor.shape)]
-            kind = _half_precision(tensor)
-            writer.add_tensor_info(
-                tensor.name, shape, np.dtype(kind), int(np.prod(shape)) * np.dtype(kind).itemsize
-            )
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        total = sum(int(tensor.n_elements) for tensor in tensors)
-        done = 0
-        for tensor in tensors:
-            writer.write_tensor_data(_weights(tensor).astype(_half_precision(tensor)))
-            done += int(tensor.n_elements)
-            on_progress(done / total)
-        writer.close()
+    @property
+    def content(self) -> Content:
+        """The whole model, to be written anew."""
+        heads = self.shape("attention.head_count")
+        return Content(
+            architecture=self.architecture,
+            heads=heads,
+            kv_heads=self.shape("attention.head_count_kv", heads),
+            tensors=[_tensor(tensor) for tensor in self._reader.tensors],
+            write_metadata=self._copy_metadata,
+        )
 
     def _copy_metadata(self, writer: GGUFWriter) -> None:
         for key, field in self._reader.fields.items():
@@ -104,8 +93,9 @@ class GgufModel:
                 writer.add_key_value(key, field.contents(), field.types[0])
 
 
-def _half_precision(tensor: ReaderTensor) -> type[np.floating[Any]]:
-    return np.float32 if len(tensor.shape) == 1 else np.float16
+def _tensor(tensor: ReaderTensor) -> Tensor:
+    shape = tuple(int(size) for size in reversed(tensor.shape))
+    return Tensor(tensor.name, shape, lambda: _weights(tensor))
 
 
 def _weights(tensor: ReaderTensor) -> Any:

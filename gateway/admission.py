@@ -133,9 +133,9 @@ def admit(
     """
     _check_stop_tokens(checked.sampling.stop_token_ids, engines[0].tokenizer.vocab_size)
     needed = _needed_capabilities(checked.sampling)
-    able = [engine for engine in engines if needed.keys() <= set(engine.capabilities)]
+    able = [engine for engine in engines if needed.keys() <= capabilities.offered(engine.capabilities)]
     if not able:
-        missing = min((needed.keys() - set(engine.capabilities) for engine in engines), key=len)
+        missing = min((needed.keys() - capabilities.offered(e.capabilities) for e in engines), key=len)
         capability = min(missing)
         raise UnsupportedError(
             f"sampling.{needed[capability]}: no engine of {checked.model!r} can do this",
@@ -195,6 +195,8 @@ def _resolve_length(
 def _needed_capabilities(sampling: sampling_pb2.SamplingParams) -> dict[str, str]:
     """What an engine must be able to do, and the field that asks for it."""
     needed = {}
+    if not sampling.HasField("temperature") or sampling.temperature > 0:
+        needed[capabilities.SAMPLING] = "temperature"
     if sampling.HasField("logprobs"):
         needed[capabilities.TOP_LOGPROBS if sampling.logprobs else capabilities.LOGPROBS] = "logprobs"
     if sampling.HasField("seed"):

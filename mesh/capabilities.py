@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 REPRODUCIBLE = "reproducible"
 """A greedy answer is the same token for token: alone, batched, and resumed on another worker."""
 
@@ -19,3 +24,15 @@ PENALTIES = "penalties"
 
 PREFIX_CACHING = "prefix_caching"
 """A prompt that begins like an earlier one skips the part they share."""
+
+SAMPLING = "sampling"
+"""A temperature above 0. Every engine can unless it lists GREEDY_ONLY, so that no manifest lists it."""
+
+GREEDY_ONLY = "greedy_only"
+"""A limit: the engine takes only requests with temperature 0."""
+
+
+def offered(listed: Iterable[str]) -> frozenset[str]:
+    """What an engine whose manifest lists these can do."""
+    names = frozenset(listed)
+    return names if GREEDY_ONLY in names else names | {SAMPLING}

@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from build_worker.backends.base import BuildInput, EngineTraits, Report
-from build_worker.backends.openvino_sources import MODEL, ModelFacts, open_source
-from build_worker.stages import Stage
-from mesh import capabilities
-from mesh.errors import BuildError, InvalidFieldError, PreconditionError
+from build_worker.backends.openvino_model import ModelPlan, build_model
+from build_worker.backends.openvino_sources import TOKENIZER_IR
+from mesh import capabilities, sizing
+from mesh.errors import InvalidFieldError, PreconditionError
 from mesh.kinds import KINDS
+from mesh.tokenizer_files import TOKENIZER
 from mesh.versions import installed_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from build_worker.lora import LoraAdapter
     from mesh.model_file import ModelFile
+    from mesh.model_shape import ModelShape
 
-RECIPE = "1"
+RECIPE = "2"
 """Changed whenever the same input would give another engine than before."""
 
 KIND = KINDS["openvino"]
+DRAFT = "draft"
+"""Folder of the draft model in the engine."""
+
 DEFAULT_BATCH_SIZE = 64
 DEFAULT_NUM_TOKENS = 256
-_GROUP_SIZES = (128, 64, 32)
-_PER_CHANNEL = -1
+DEFAULT_SPECULATED = 4
+DEFAULT_NGRAM_SIZE = 3
+_DRAFT_FIELD = "spec.speculation.source"
+_REPRODUCIBLE_CACHES = ("f16", "f32")
 
 
 class OpenVinoBuilder:
-    """Builds engines for OpenVINO GenAI.
+    """Builds engines for OpenVINO GenAI; docs/openvino.md says what they can do.
 
     Option `profile`: `exact` (default) computes so that a sequence's tokens do not depend on what else is
     in the batch; `fast` leaves that to the plugin.
     """
-
-    needs_source = True
 
     def validate(self, spec: ModelFile) -> None:
         """See Builder."""
@@ -61,106 +67,132 @@ class OpenVinoBuilder:
 
     def build(self, job: BuildInput, report: Report) -> EngineTraits:
         """See Builder."""
-        precision = job.spec.precision or KIND.default_precision
-        source = open_source(job.source)
-        facts = source.facts(job.spec.chat_template)
-        max_seq_len = _sequence_length(job.spec, facts)
-        folder = source.convert(job.work, job.output, report)
-        report(Stage.QUANTISE, 0.0, f"weights to {precision}")
-        _quantise(folder / MODEL, job.output / MODEL, precision, facts, report)
-        report(Stage.COMPILE, 0.0, f"for {job.target.key}")
-        requirements = _try_out(job.output / MODEL, facts)
-        report(Stage.COMPILE, 0.8, "checking the tokenizer")
-        source.check_tokenizer(job.output)
-        profile = job.spec.options.get("profile", KIND.options["profile"].default)
+        spec = job.spec
+        precision = spec.precision or KIND.default_precision
+        main = ModelPlan(job.source, "spec.source", precision, _adapter(job), spec.chat_template)
+        plans = [main, *_draft_plan(job, precision)]
+        shapes = [plan.shape() for plan in plans]
+        max_seq_len = _sequence_length(spec, shapes)
+        batch_size = spec.max_batch_size or DEFAULT_BATCH_SIZE
+        num_tokens = _num_tokens(spec, batch_size, max_seq_len)
+        work = _folder(job.work, "model")
+        model = build_model(main, work, job.output, report)
+        for draft in plans[1:]:
+            build_model(draft, _folder(job.work, DRAFT), _folder(job.output, DRAFT), report)
+            _share_tokenizer(work, job.output)
         return EngineTraits(
             precision=precision,
-            max_batch_size=job.spec.max_batch_size or DEFAULT_BATCH_SIZE,
+            max_batch_size=batch_size,
             max_seq_len=max_seq_len,
-            max_num_tokens=job.spec.max_num_tokens or DEFAULT_NUM_TOKENS,
-            tokenizer=facts.tokenizer,
-            kv_bytes_per_token=facts.kv_bytes_per_token,
-            capabilities=_capabilities(profile),
-            options={"profile": profile, "runtime_requirements": requirements},
+            max_num_tokens=num_tokens,
+            tokenizer=model.tokenizer,
+            kv_bytes_per_token=sum(
+                sizing.kv_bytes_per_token(shape, spec.kv_cache_precision) for shape in shapes
+            ),
+            capabilities=capabilities_of(spec),
+            options=_options(spec, model.requirements),
         )
 
 
-def _sequence_length(spec: ModelFile, facts: ModelFacts) -> int:
-    if spec.max_seq_len > facts.context_length:
+def _folder(parent: Path, name: str) -> Path:
+    path = parent / name
+    path.mkdir()
+    return path
+
+
+def _adapter(job: BuildInput) -> LoraAdapter | None:
+    from build_worker.lora import LoraAdapter
+
+    if not job.spec.lora:
+        return None
+    field = "lora[0].source"
+    return LoraAdapter(job.more_sources[field], f"spec.{field}")
+
+
+def _draft_plan(job: BuildInput, precision: str) -> list[ModelPlan]:
+    speculation = job.spec.speculation
+    if speculation is None or speculation.method != "draft_model":
+        return []
+    source = job.more_sources["speculation.source"]
+    return [ModelPlan(source, _DRAFT_FIELD, speculation.precision or precision)]
+
+
+def _share_tokenizer(work: Path, output: Path) -> None:
+    """Gives both models one tokenizer: OpenVINO loads no pair without, though nothing asks it for text.
+
+    Raises:
+        InvalidFieldError: the draft's tokens are not those of the main model.
+    """
+    from tokenizers import Tokenizer
+
+    own, other = (Tokenizer.from_file(str(folder / TOKENIZER)) for folder in (output, output / DRAFT))
+    if own.get_vocab() != other.get_vocab():
+        raise InvalidFieldError(_DRAFT_FIELD, "the draft model has other tokens than the model itself")
+    (output / DRAFT / TOKENIZER).unlink()
+    for name in TOKENIZER_IR:
+        if not (output / name).exists():
+            if not (work / name).exists():
+                raise InvalidFieldError("spec.source", f"with a draft model, the folder must hold {name}")
+            shutil.copyfile(work / name, output / name)
+        shutil.copyfile(output / name, output / DRAFT / name)
+
+
+def _sequence_length(spec: ModelFile, shapes: list[ModelShape]) -> int:
+    limit = min(shape.context_length for shape in shapes)
+    if spec.max_seq_len > limit:
         raise InvalidFieldError(
             "spec.max_seq_len",
-            f"{spec.max_seq_len} is more than the model's context of {facts.context_length} tokens",
-            limit=facts.context_length,
+            f"{spec.max_seq_len} is more than the model's context of {limit} tokens",
+            limit=limit,
         )
-    return spec.max_seq_len or facts.context_length
+    return spec.max_seq_len or limit
 
 
-def _capabilities(profile: str) -> tuple[str, ...]:
-    names = [
-        capabilities.LOGPROBS,
-        capabilities.PENALTIES,
-        capabilities.PREFIX_CACHING,
-        capabilities.SEED,
-    ]
-    if profile == "exact":
+def _num_tokens(spec: ModelFile, batch_size: int, max_seq_len: int) -> int:
+    """Tokens of a step. With speculation each sequence has several, and a draft takes only whole prompts."""
+    speculation = spec.speculation
+    if speculation is None:
+        return spec.max_num_tokens or DEFAULT_NUM_TOKENS
+    needed = batch_size * ((speculation.tokens or DEFAULT_SPECULATED) + 1)
+    if speculation.method == "draft_model":
+        needed = max(needed, max_seq_len)
+    if spec.max_num_tokens and spec.max_num_tokens < needed:
+        raise InvalidFieldError(
+            "spec.max_num_tokens",
+            f"{spec.max_num_tokens} is too few for this speculation, max_batch_size {batch_size} and "
+            f"max_seq_len {max_seq_len}: a step needs room for {needed}",
+            limit=needed,
+        )
+    return max(spec.max_num_tokens or DEFAULT_NUM_TOKENS, needed)
+
+
+def _profile(spec: ModelFile) -> str:
+    return spec.options.get("profile", KIND.options["profile"].default)
+
+
+def capabilities_of(spec: ModelFile) -> tuple[str, ...]:
+    """What an engine of this spec can do."""
+    names = [capabilities.LOGPROBS, capabilities.PENALTIES, capabilities.PREFIX_CACHING]
+    if spec.speculation is not None and spec.speculation.method == "draft_model":
+        names.append(capabilities.GREEDY_ONLY)
+    else:
+        names.append(capabilities.SEED)
+    # A quantised cache depends on how the tokens of a block came into it.
+    if _profile(spec) == "exact" and spec.kv_cache_precision in ("", *_REPRODUCIBLE_CACHES):
         names.append(capabilities.REPRODUCIBLE)
     return tuple(sorted(names))
 
 
-def _quantise(source: Path, output: Path, precision: str, facts: ModelFacts, report: Report) -> None:
-    import nncf
-    import openvino as ov
-    from nncf.quantization.algorithms.weight_compression import algorithm
-
-    model = ov.Core().read_model(source)
-
-    def tracked(items: Iterable[Any], *, weights: list[float], **_: object) -> Iterator[Any]:
-        done = 0.0
-        for item, weight in zip(items, weights, strict=True):
-            yield item
-            done += weight
-            report(Stage.QUANTISE, done / sum(weights), f"weights to {precision}")
-
-    algorithm.track = tracked  # nncf draws a progress bar here and offers no other way to be told
-    if precision == "int8":
-        model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
-    elif precision == "int4":
-        model = nncf.compress_weights(
-            model,
-            mode=nncf.CompressWeightsMode.INT4_ASYM,
-            group_size=_group_size(facts.widths),
-            ratio=1.0,
-        )
-    ov.save_model(model, output, compress_to_fp16=precision == "fp16")
-
-
-def _group_size(widths: tuple[int, ...]) -> int:
-    """The largest group of weights with a scale of its own that divides every matrix."""
-    for size in _GROUP_SIZES:
-        if all(width % size == 0 for width in widths):
-            return size
-    return _PER_CHANNEL
-
-
-def _try_out(path: Path, facts: ModelFacts) -> str:
-    """Compiles the model for this CPU and runs one step; returns what a compiled form of it would need.
-
-    Raises:
-        BuildError: its logits are not numbers, or fewer than the vocabulary.
-    """
-    import numpy as np
-    import openvino as ov
-
-    compiled = ov.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    prompt = np.arange(8, dtype=np.int64)[np.newaxis]
-    inputs = {
-        "input_ids": prompt,
-        "attention_mask": np.ones_like(prompt),
-        "position_ids": prompt,
-        "beam_idx": np.zeros(1, dtype=np.int32),
-    }
-    taken = {name: inputs[name] for port in compiled.inputs for name in port.names if name in inputs}
-    logits = compiled(taken)["logits"]
-    if not np.isfinite(logits).all() or logits.shape[-1] < facts.tokenizer.vocab_size:
-        raise BuildError("the engine gives no usable logits", stage=Stage.COMPILE.value)
-    return str(compiled.get_property("RUNTIME_REQUIREMENTS"))
+def _options(spec: ModelFile, requirements: str) -> dict[str, str]:
+    """What its runner must know, as text."""
+    options = {"profile": _profile(spec), "runtime_requirements": requirements}
+    if spec.kv_cache_precision:
+        options["kv_cache_precision"] = spec.kv_cache_precision
+    if spec.lora:
+        options["lora"] = spec.lora[0].name
+    if spec.speculation is not None:
+        options["speculation"] = spec.speculation.method
+        options["speculation_tokens"] = str(spec.speculation.tokens or DEFAULT_SPECULATED)
+        if spec.speculation.method == "prompt_lookup":
+            options["speculation_ngram_size"] = str(spec.speculation.ngram_size or DEFAULT_NGRAM_SIZE)
+    return options

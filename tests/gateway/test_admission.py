@@ -238,6 +238,21 @@ def test_a_feature_that_one_engine_has_pins_the_request_to_it():
     assert admit(request(sampling={"seed": 1}), 10, engine(), able).engine == able.digest
 
 
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.5}])
+def test_sampling_is_refused_by_an_engine_that_only_takes_the_likeliest_token(sampling):
+    greedy = engine(abilities=(capabilities.GREEDY_ONLY,))
+    with pytest.raises(UnsupportedError) as caught:
+        admit(request(sampling=sampling), 10, greedy)
+    assert caught.value.metadata == {"field": "sampling.temperature", "capability": capabilities.SAMPLING}
+    assert admit(request(sampling={"temperature": 0}), 10, greedy).engine == ""
+
+
+def test_sampling_is_pinned_to_the_engine_that_can():
+    able = engine(precision="fp16")
+    greedy = engine(abilities=(capabilities.GREEDY_ONLY,))
+    assert admit(request(sampling={"temperature": 1}), 10, greedy, able).engine == able.digest
+
+
 def test_a_full_gateway_says_when_to_come_again():
     admission.check_capacity(9, 10)
     with pytest.raises(ExhaustedError) as caught:
