@@ -32,7 +32,9 @@ class EngineFetch:
         self._settings = settings
         self._cache = EngineCache(settings.data_dir / "engines", settings.cache_limit_bytes)
 
-    async def fetch(self, manifest: Manifest, tell: Callable[[str], None]) -> Path:
+    async def fetch(
+        self, manifest: Manifest, tell: Callable[[str], None], *, gives_way: bool = False
+    ) -> Path:
         """The engine's folder, whole and checked; it stays until `release`.
 
         Tries again while the store cannot be reached, or engines in use leave no room.
@@ -40,6 +42,7 @@ class EngineFetch:
         Args:
             manifest: The engine.
             tell: Told how far it is, or what it waits for; called in another thread too.
+            gives_way: Whether other workers of this host that have nothing to serve go first.
 
         Raises:
             MeshError: the engine cannot be had; see EngineCache.fetch.
@@ -47,7 +50,7 @@ class EngineFetch:
         began = time.monotonic()
         while True:
             try:
-                folder = await self._fetch_once(manifest, tell)
+                folder = await self._fetch_once(manifest, tell, gives_way=gives_way)
             except (UnavailableError, ExhaustedError) as error:
                 log.warning("engine not fetched yet", engine=manifest.digest, error=error.message)
                 tell(error.message)
@@ -65,7 +68,7 @@ class EngineFetch:
         """Releases all."""
         self._cache.close()
 
-    async def _fetch_once(self, manifest: Manifest, tell: Callable[[str], None]) -> Path:
+    async def _fetch_once(self, manifest: Manifest, tell: Callable[[str], None], *, gives_way: bool) -> Path:
         """Fetches in a thread, which gives up at the next progress report once this task is cancelled."""
         is_given_up = threading.Event()
 
@@ -76,6 +79,6 @@ class EngineFetch:
 
         store = EngineStore(ObjectStore.from_settings(self._settings, create_bucket=False))
         try:
-            return await asyncio.to_thread(self._cache.fetch, store, manifest, report)
+            return await asyncio.to_thread(self._cache.fetch, store, manifest, report, gives_way=gives_way)
         finally:
             is_given_up.set()

@@ -159,7 +159,7 @@ class Worker:
             with _tracer.start_as_current_span("worker.prefetch", attributes=attributes):
                 try:
                     self._device.require(record.manifest)
-                    folder = await self._fetch.fetch(record.manifest, lambda _: None)
+                    folder = await self._fetch.fetch(record.manifest, lambda _: None, gives_way=True)
                 except MeshError as error:
                     log.warning("next engine given up", engine=record.digest, error=error.message)
                     self._device.given_up[record.digest] = f"was not fetched: {error.message}"

@@ -1,6 +1,7 @@
 """Engines on this host's disk, shared by all its workers and kept within a size.
 
     <folder>/lock                    locked while somebody fetches or evicts
+    <folder>/waiting                 holds a shared lock of each who waits for that and has nothing to serve
     <folder>/blobs/<sha256>          a whole, checked blob (beside it: what BlobDownload leaves)
     <folder>/engines/<digest>/       a whole engine of hard links to blobs; its users hold a shared lock on it
     <folder>/engines/<digest>.partial/   being put together, or left by a process that died
@@ -36,6 +37,7 @@ HASH_BYTES = 1 << 20
 HASH_THREADS = 4
 LOCK_POLL_S = 0.05
 RETRY_AFTER_S = 30.0
+GIVE_WAY_S = 1.0
 
 _tracer = trace.get_tracer("enginemesh.engine_cache")
 
@@ -51,6 +53,7 @@ class EngineCache:
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._lock = folder / "lock"
+        self._waiting = folder / "waiting"
         self._blobs = folder / "blobs"
         self._engines = folder / "engines"
         self._blobs.mkdir(parents=True, exist_ok=True)
@@ -58,7 +61,12 @@ class EngineCache:
         self._held: dict[str, int] = {}
 
     def fetch(
-        self, store: EngineStore, manifest: Manifest, on_progress: Callable[[int, int], None] | None = None
+        self,
+        store: EngineStore,
+        manifest: Manifest,
+        on_progress: Callable[[int, int], None] | None = None,
+        *,
+        gives_way: bool = False,
     ) -> Path:
         """The folder of an engine, fetched if it is not here, with every digest checked.
 
@@ -71,15 +79,18 @@ class EngineCache:
             manifest: The engine.
             on_progress: Told (bytes here, bytes in all), in the calling thread, several times a second.
                 What it raises ends the fetch; the next one goes on from there.
+            gives_way: Whether the engine is not needed yet: then others of the host that wait go first.
 
         Raises:
             IntegrityError: the store's copy is damaged.
             NotFoundError: the store has lost a blob.
             PreconditionError: the engine is larger than the cache (CACHE_TOO_SMALL), or the disk is full.
-            ExhaustedError: engines in use by other workers leave no room.
+            ExhaustedError: engines in use by other workers leave no room, or others go first.
             UnavailableError: the store cannot be reached.
         """
-        report = _Progress(_size_on_disk(manifest), on_progress)
+        report = _Progress(
+            _size_on_disk(manifest), self._giving_way(on_progress) if gives_way else on_progress
+        )
         folder = self._engines / manifest.digest
         is_damaged = False
         while True:
@@ -89,7 +100,7 @@ class EngineCache:
                     return folder
                 is_damaged = True
                 self.release(manifest.digest)
-            with self._alone(report):
+            with self._alone(report, is_urgent=not gives_way):
                 if folder.is_dir() and not is_damaged:
                     continue  # another worker of this host brought it meanwhile
                 self._bring(store, manifest, report)
@@ -151,13 +162,28 @@ class EngineCache:
         return True
 
     @contextmanager
-    def _alone(self, report: _Progress) -> Iterator[None]:
+    def _alone(self, report: _Progress, *, is_urgent: bool) -> Iterator[None]:
         """Holds the cache's lock."""
         with self._lock.open("ab") as file:
-            while not _try_lock(file.fileno(), fcntl.LOCK_EX):
-                report.add(0)
-                time.sleep(LOCK_POLL_S)
+            with self._waiting.open("ab") as waiting:
+                if is_urgent:
+                    fcntl.flock(waiting, fcntl.LOCK_SH)
+                while not _try_lock(file.fileno(), fcntl.LOCK_EX):
+                    report.add(0)
+                    time.sleep(LOCK_POLL_S)
             yield
+
+    def _giving_way(self, on_progress: Callable[[int, int], None] | None) -> Callable[[int, int], None]:
+        """A callback that ends a fetch when somebody waits who needs the cache more."""
+
+        def report(done: int, total: int) -> None:
+            with self._waiting.open("ab") as waiting:
+                if not _try_lock(waiting.fileno(), fcntl.LOCK_EX):
+                    raise ExhaustedError("another worker of this host needs an engine first", GIVE_WAY_S)
+            if on_progress:
+                on_progress(done, total)
+
+        return report
 
     def _make_room(self, size: int, wanted: Collection[str]) -> None:
         """Evicts until blobs of `size` bytes fit within the limit beside what is kept; needs the lock.

@@ -145,7 +145,9 @@ class Seen:
         return await self._mesh.in_state("READY")
 
     def fetched(self) -> list[Path]:
-        return [path for path in self._cache.rglob("*") if path.is_file() and path.name != "lock"]
+        return [
+            path for path in self._cache.rglob("*") if path.is_file() and path.name not in {"lock", "waiting"}
+        ]
 
 
 @pytest.fixture

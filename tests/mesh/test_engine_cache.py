@@ -348,6 +348,26 @@ def test_waiting_for_another_worker_can_be_stopped(store, publish, open_cache):
         assert is_right(fetching.result(), first)
 
 
+@pytest.mark.usefixtures("_small_ranges")
+def test_fetch_for_later_gives_way_to_a_worker_that_waits(publish, open_cache, proxied):
+    later, now = publish(400 * KIB), publish(100 * KIB)
+    store, proxy = proxied
+    proxy.stall_after = 200 * KIB
+    with ThreadPoolExecutor(2) as pool:
+        fetching = pool.submit(open_cache().fetch, store, later, gives_way=True)
+        asyncio.run(until(lambda: proxy.is_stalled))
+        is_waiting = threading.Event()
+        urgent = pool.submit(open_cache().fetch, store, now, lambda *_: is_waiting.set())
+        assert is_waiting.wait(30)
+        proxy.go_on()
+        with pytest.raises(ExhaustedError, match="needs an engine first"):
+            fetching.result()
+        assert is_right(urgent.result(), now)
+    before = proxy.bytes_sent
+    assert is_right(open_cache().fetch(store, later, gives_way=True), later)
+    assert proxy.bytes_sent - before < 0.9 * later.size
+
+
 def test_spans_tell_bytes_of_fetch_and_verify(store, publish, open_cache, spans):
     manifest = publish()
     cache = open_cache()
