@@ -95,9 +95,9 @@ def builds_folder(environment, tmp_path):
 def create(queue):
     """Queues a build of model m and kind fake for this CPU; returns its id."""
 
-    async def call(trace_context=("", ""), target=None, **fields):
+    async def call(trace_context=("", ""), target=None, on=queue, **fields):
         spec = builds_pb2.ModelSpec(**{"model": "m", "kind": "fake", **fields})
-        operation = await queue.create(spec, (target or detect_cpu()).to_proto(), trace_context=trace_context)
+        operation = await on.create(spec, (target or detect_cpu()).to_proto(), trace_context=trace_context)
         return operation.name.removeprefix("operations/")
 
     return call
