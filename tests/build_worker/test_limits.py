@@ -30,9 +30,9 @@ def error_info(operation):
         ("time", {"build_time_limit_s": 1.5}, {}),
     ],
 )
-async def test_build_above_a_limit_ends_with_its_name(limit, settings, options, queue, request):
-    run_worker, create, store, builds_folder = (
-        request.getfixturevalue(name) for name in ("run_worker", "create", "store", "builds_folder")
+async def test_build_above_a_limit_ends_with_its_name(limit, settings, options, run_worker, request):
+    queue, create, store, builds_folder = (
+        request.getfixturevalue(name) for name in ("queue", "create", "store", "builds_folder")
     )
     run_worker(**settings)
 
