@@ -8,6 +8,7 @@ counts the prompt, goes on as before.
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,10 @@ from infer_worker.backends.base import (
     new_tokens_allowed,
     refused,
 )
+from infer_worker.backends.openvino_settings import cache_blocks, plugin_properties
+from infer_worker.backends.openvino_speculation import Room, Speculation
 from infer_worker.step_builder import StepBuilder
-from mesh.sizing import BLOCK_TOKENS, CPU_CACHE_BYTES
+from mesh.sizing import BLOCK_TOKENS
 from mesh.versions import installed_versions
 
 if TYPE_CHECKING:
@@ -31,14 +34,6 @@ if TYPE_CHECKING:
 
     from enginemesh.v1 import sampling_pb2
     from mesh.manifest import Manifest
-
-EXACT = {
-    "INFERENCE_PRECISION_HINT": "f32",
-    "KV_CACHE_PRECISION": "f16",
-    "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
-}
-"""With these a sequence's greedy tokens depend neither on what else is in the batch nor on where its
-prompt ends, so that it can be moved."""
 
 WARM_UP_TOKENS = 4
 _NO_TOKEN = 2**31 - 1
@@ -51,12 +46,25 @@ class _Sequence:
     given: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A sequence that begins when it has room for all of its length."""
+
+    command: engine_process_pb2.AddSequence
+    limit: int
+    tokens: int
+
+
 class OpenVinoBackend:
     """One ContinuousBatchingPipeline."""
 
     def __init__(self) -> None:
         self._sequences: dict[int, _Sequence] = {}
         self._ended: list[step_pb2.SequenceFinish] = []
+        self._speculation: Speculation | None = None
+        self._room = Room(0)
+        self._waiting: deque[_Waiting] = deque()
+        self._leaving: list[int] = []
 
     @staticmethod
     def versions() -> dict[str, str]:
@@ -67,32 +75,32 @@ class OpenVinoBackend:
         """Loads the IR in the profile that the manifest names, exact if it names none.
 
         Raises:
-            ValueError: the profile is unknown.
+            ValueError: an option makes no sense.
             RuntimeError: OpenVINO cannot load the engine.
         """
         import openvino_genai
 
         self._genai = openvino_genai
         self._manifest = manifest
-        profile = manifest.options.get("profile", "exact")
-        if profile not in ("exact", "fast"):
-            raise ValueError(f"profile {profile!r} is neither exact nor fast")
+        self._speculation = Speculation.from_options(manifest.options)
+        self._room = Room(cache_blocks(manifest))
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.max_num_seqs = manifest.max_batch_size
         scheduler.max_num_batched_tokens = manifest.max_num_tokens
-        scheduler.dynamic_split_fuse = True
+        scheduler.dynamic_split_fuse = self._speculation is None or not self._speculation.has_draft
         scheduler.enable_prefix_caching = True
         scheduler.num_kv_blocks = cache_blocks(manifest)
-        properties = EXACT if profile == "exact" else {}
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
-            str(folder), scheduler, "CPU", dict(properties)
-        )
+        properties = plugin_properties(manifest)
+        if self._speculation is not None:
+            properties |= self._speculation.pipeline_properties(folder, properties)
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
         return EngineLimits(slots=manifest.max_batch_size, max_seq_len=manifest.max_seq_len)
 
     def warm_up(self) -> None:
         """A short answer: the first steps compile and allocate."""
         command = engine_process_pb2.AddSequence(prompt_ids=[0] * BLOCK_TOKENS)
         command.sampling.max_tokens = WARM_UP_TOKENS
+        command.sampling.temperature = 0
         command.sampling.ignore_eos = True
         self.add(command)
         while self.has_work():
@@ -108,29 +116,34 @@ class OpenVinoBackend:
         if limit == 0:
             self._ended.append(at_length(command.id))
             return
-        try:
-            handle = self._pipeline.add_request(
-                command.id, _tensor(command.prompt_ids), self._config(command.sampling, limit)
-            )
-        except RuntimeError as error:  # OpenVINO's own checks of the configuration
-            self._ended.append(refused(command.id, str(error).partition(" failed at ")[0]))
+        if self._speculation is None:
+            self._begin(command, limit)
             return
-        self._sequences[command.id] = _Sequence(handle, command.sampling.HasField("logprobs"))
+        tokens = len(command.prompt_ids) + limit + self._speculation.extra_tokens
+        self._waiting.append(_Waiting(command, limit, tokens))
 
     def cancel(self, sequence_id: int) -> None:
         """Stops a sequence; the next step frees its blocks."""
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is not None:
             sequence.handle.cancel()
+            self._leaving.append(sequence_id)
+        elif self._waiting:
+            self._waiting = deque(one for one in self._waiting if one.command.id != sequence_id)
 
     def has_work(self) -> bool:
         """Whether the pipeline has unfinished requests, or ends are to be told."""
-        return bool(self._ended or self._sequences) or self._pipeline.has_non_finished_requests()
+        is_told = self._ended or self._sequences or self._waiting
+        return bool(is_told) or self._pipeline.has_non_finished_requests()
 
     def step(self) -> step_pb2.StepOutput:
         """One step of the pipeline, and what it gave to each sequence."""
+        while self._waiting and self._room.take(self._waiting[0].command.id, self._waiting[0].tokens):
+            one = self._waiting.popleft()
+            self._begin(one.command, one.limit)
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
+        self._free_left()
         builder = StepBuilder()
         for ended in self._ended:
             builder.finish(ended)
@@ -140,6 +153,7 @@ class OpenVinoBackend:
             if finish is not None:
                 builder.finish(finish)
                 del self._sequences[sequence_id]
+                self._room.give_back(sequence_id)
         return builder.build()
 
     def stats(self) -> engine_process_pb2.EngineStats:
@@ -148,9 +162,26 @@ class OpenVinoBackend:
         running = min(metrics.scheduled_requests, len(self._sequences))
         return engine_process_pb2.EngineStats(
             running=running,
-            waiting=len(self._sequences) - running,
+            waiting=len(self._sequences) + len(self._waiting) - running,
             kv_cache_usage=metrics.cache_usage / 100,
         )
+
+    def _begin(self, command: engine_process_pb2.AddSequence, limit: int) -> None:
+        try:
+            handle = self._pipeline.add_request(
+                command.id, _tensor(command.prompt_ids), self._config(command.sampling, limit)
+            )
+        except RuntimeError as error:  # OpenVINO's own checks of the configuration
+            self._ended.append(refused(command.id, str(error).partition(" failed at ")[0]))
+            self._room.give_back(command.id)
+            return
+        self._sequences[command.id] = _Sequence(handle, command.sampling.HasField("logprobs"))
+
+    def _free_left(self) -> None:
+        """Gives back the room of cancelled sequences, now that the pipeline has dropped them."""
+        for sequence_id in self._leaving:
+            self._room.give_back(sequence_id)
+        self._leaving.clear()
 
     def _check(self, command: engine_process_pb2.AddSequence) -> int:
         """New tokens that a sequence may get.
@@ -161,6 +192,14 @@ class OpenVinoBackend:
         if command.sampling.logprobs > 0:
             raise RefusedSequenceError(
                 "sampling.logprobs: this engine gives the chosen token's log probability only (0)"
+            )
+        if (
+            self._speculation is not None
+            and self._speculation.has_draft
+            and _temperature(command.sampling) > 0
+        ):
+            raise RefusedSequenceError(
+                "sampling.temperature: this engine has a draft model and takes the likeliest token only (0)"
             )
         return new_tokens_allowed(
             command,
@@ -178,7 +217,7 @@ class OpenVinoBackend:
         eos_ids = () if sampling.ignore_eos else tokenizer.eos_token_ids
         config.stop_token_ids = {_NO_TOKEN, *eos_ids, *sampling.stop_token_ids}
         config.eos_token_id = _NO_TOKEN
-        temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
+        temperature = _temperature(sampling)
         if temperature > 0:
             config.do_sample = True
             config.temperature = temperature
@@ -190,6 +229,8 @@ class OpenVinoBackend:
         for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
             if sampling.HasField(name):
                 setattr(config, name, getattr(sampling, name))
+        if self._speculation is not None:
+            self._speculation.configure(config)
         # OpenVINO counts the chosen token's as one, and gives no others.
         config.logprobs = 1 if sampling.HasField("logprobs") else 0
         return config
@@ -229,17 +270,8 @@ class OpenVinoBackend:
         return failed(sequence_id, f"the engine ended it with status {status.name}")
 
 
-def cache_blocks(manifest: Manifest) -> int:
-    """Blocks of the KV cache: room for every slot at full length, within a limit, but at least for one.
-
-    Blocks must be counted: without a limit the pipeline's cache usage always reads 100 %.
-    """
-    one = -(-manifest.max_seq_len // BLOCK_TOKENS) + 1  # the step that fills the last one needs another
-    every = one * manifest.max_batch_size
-    if not manifest.kv_bytes_per_token:
-        return every
-    within_limit = CPU_CACHE_BYTES // (manifest.kv_bytes_per_token * BLOCK_TOKENS)
-    return max(one, min(every, within_limit))
+def _temperature(sampling: sampling_pb2.SamplingParams) -> float:
+    return sampling.temperature if sampling.HasField("temperature") else 1.0
 
 
 def _tensor(ids: Any) -> Any:

@@ -9,16 +9,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from build_worker.backends import openvino
-from build_worker.backends.base import BuildInput
-from build_worker.backends.openvino import OpenVinoBuilder
 from build_worker.lora import LoraAdapter
 from mesh import capabilities
 from mesh.errors import InvalidFieldError, PreconditionError
 from mesh.model_fields import LoraAdapter as LoraField
 from mesh.model_fields import Speculation
 from mesh.model_file import ModelFile
-from mesh.target import detect_cpu
 from tests.build_worker import tiny_hub
+from tests.build_worker.helpers import build_here
 from tests.build_worker.tiny_gguf import CONTEXT, write_tiny_gguf
 
 pytestmark = pytest.mark.openvino
@@ -32,13 +30,9 @@ DRAFT = Speculation(method="draft_model", source="draft")
 
 
 def build(folder, source, more=None, **fields):
-    """Builds in this process; the engine's folder and its traits."""
-    work, output = folder / "work", folder / "engine"
-    for path in (work, output):
-        path.mkdir(parents=True)
-    spec = SPEC.model_copy(update=fields)
-    job = BuildInput(spec, source, detect_cpu(), work, output, more or {})
-    return output, OpenVinoBuilder().build(job, lambda *_: None)
+    """The engine's folder and its manifest."""
+    manifest = build_here(folder, SPEC.model_copy(update=fields), source, more)
+    return folder / "engine", manifest
 
 
 def engine_logits(folder, ids):
@@ -70,11 +64,11 @@ def hub(tmp_path_factory):
 @pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": True}, {"model_type": "qwen2"}])
 def test_engine_of_a_folder_computes_what_its_weights_say(tmp_path, fields):
     weights = tiny_hub.write_tiny_hub(tmp_path / "hub", **fields)
-    engine, traits = build(tmp_path / "build", tmp_path / "hub")
+    engine, manifest = build(tmp_path / "build", tmp_path / "hub")
 
     assert difference(engine, weights) < CLOSE
-    assert traits.max_seq_len == CONTEXT
-    assert traits.tokenizer.eos_token_ids == (2,)
+    assert manifest.max_seq_len == CONTEXT
+    assert manifest.tokenizer.eos_token_ids == (2,)
     assert not list(engine.glob("openvino_*tokenizer.*"))
 
 
@@ -82,11 +76,11 @@ def test_engine_of_a_folder_computes_what_its_weights_say(tmp_path, fields):
 def test_adapter_is_in_the_weights(hub, tmp_path, fields):
     folder, weights = hub
     lora = tiny_hub.write_tiny_lora(tmp_path / "lora", modules=tuple(tiny_hub.MODULES), **fields)
-    engine, traits = build(tmp_path / "build", folder, {"lora[0].source": tmp_path / "lora"}, lora=LORA)
+    engine, manifest = build(tmp_path / "build", folder, {"lora[0].source": tmp_path / "lora"}, lora=LORA)
 
     assert difference(engine, tiny_hub.merged(weights, lora)) < CLOSE
     assert difference(engine, weights) > 100 * CLOSE
-    assert traits.options["lora"] == "tone"
+    assert manifest.options["lora"] == "tone"
 
 
 def test_adapter_is_in_the_weights_of_a_gguf_file(tmp_path):
@@ -184,14 +178,14 @@ def test_bfloat16_is_read_exactly(tmp_path):
 def test_draft_model_is_part_of_the_engine(hub, tmp_path):
     folder, _ = hub
     fields = {"speculation": DRAFT, "max_batch_size": 2, "max_seq_len": 256}
-    engine, traits = build(tmp_path, folder, {"speculation.source": folder}, **fields)
+    engine, manifest = build(tmp_path, folder, {"speculation.source": folder}, **fields)
 
     assert (engine / "draft" / "openvino_model.bin").stat().st_size > 0
-    assert traits.options["speculation"] == "draft_model"
-    assert capabilities.GREEDY_ONLY in traits.capabilities
-    assert capabilities.SEED not in traits.capabilities
-    assert traits.max_num_tokens == 256
-    assert traits.kv_bytes_per_token == 2 * 512
+    assert manifest.options["speculation"] == "draft_model"
+    assert capabilities.GREEDY_ONLY in manifest.capabilities
+    assert capabilities.SEED not in manifest.capabilities
+    assert manifest.max_num_tokens == 256
+    assert manifest.kv_bytes_per_token == 2 * 512
 
 
 def test_draft_model_of_another_vocabulary_is_refused(hub, tmp_path):
@@ -220,6 +214,6 @@ def test_engine_with_a_quantised_cache_is_not_called_reproducible(precision):
 
 
 def test_precision_of_the_cache_is_told_to_the_runner(hub, tmp_path):
-    _, traits = build(tmp_path, hub[0], kv_cache_precision="u8")
-    assert traits.options["kv_cache_precision"] == "u8"
-    assert traits.kv_bytes_per_token < 512
+    _, manifest = build(tmp_path, hub[0], kv_cache_precision="u8")
+    assert manifest.options["kv_cache_precision"] == "u8"
+    assert manifest.kv_bytes_per_token < 512
