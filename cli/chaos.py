@@ -33,6 +33,8 @@ from mesh.transport import channel_options
 FAKE_MODEL = ModelFile(model="chaos", kind="fake", max_batch_size=16, options={"step_ms": "5"})
 PAUSE_BETWEEN_FAULTS_S = (0.5, 3.0)
 QUIET_LIMIT_S = 30.0
+# A gateway is held up for longer than the pings of a usual client wait.
+PATIENCE = {"grpc.keepalive_timeout_ms": 30_000, "grpc.http2.ping_timeout_ms": 30_000}
 REQUEST_KEYS = "em:{m:*"
 # More attempts than a request meets faults; how many a production mesh should make is another question.
 SETTINGS = {"ENGINEMESH_MAX_ATTEMPTS": "20", "ENGINEMESH_DRAIN_TIMEOUT_S": "5"}
@@ -93,7 +95,7 @@ class _Run:
 
     async def run(self, seconds: float) -> dict[str, Any]:
         """Streams and faults for so long, then the look at what is left."""
-        options = channel_options(16 << 20)
+        options = list({**dict(channel_options(16 << 20)), **PATIENCE}.items())
         async with grpc.aio.insecure_channel(self._mesh.address, options=options) as channel:
             clients = Clients(
                 inference_pb2_grpc.InferenceStub(channel),

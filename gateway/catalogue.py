@@ -10,8 +10,8 @@ import structlog
 
 from gateway.tokenizer import ModelTokenizer
 from mesh.bus.connection import UNREACHABLE
-from mesh.bus.index import NO_EVENT, is_lost, rebuild_index
-from mesh.errors import InvalidFieldError, MeshError, NotFoundError
+from mesh.bus.index import NO_EVENT, rebuild_index
+from mesh.errors import InvalidFieldError, MeshError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
     from mesh.bus.index import EngineIndex
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 TOKENIZER_LIMIT_BYTES = 64 << 20
-WATCH_TIMEOUT_S = 5.0
+WATCH_TIMEOUT_S = 1.0
 RETRY_DELAY_S = 1.0
 
 
@@ -92,14 +92,14 @@ class Catalogue:
         return manifest.max_input_len is None or prompt_tokens <= manifest.max_input_len
 
     async def names(self) -> list[str]:
-        """All models that have an engine."""
-        return sorted(await self._index.models())
+        """All models that have an engine; what is known here as long as the index is not whole."""
+        indexed = await self._index.models()
+        return indexed if await self._index.is_whole() else sorted({*indexed, *self._models})
 
     async def open(self) -> None:
         """Makes the index from the store if Redis has none."""
         try:
-            if not await self._index.models():
-                await rebuild_index(self._store, self._index)
+            await self._mend_index()
         except (*UNREACHABLE, MeshError) as error:
             log.warning("index not checked", error=str(error))
 
@@ -109,19 +109,27 @@ class Catalogue:
         Also makes the index anew from the store after Redis lost its data.
         """
         seen = NO_EVENT
+        is_stale = True
         while True:
             try:
-                await self._refresh()
-                event = None
-                while event is None:
-                    event = await self._index.wait_for_change(seen, WATCH_TIMEOUT_S)
-                if is_lost(event, seen):
-                    log.warning("redis lost the index; it is made anew from the store")
-                    await rebuild_index(self._store, self._index)
-                seen = event
+                if await self._mend_index() or is_stale:
+                    await self._refresh()
+                    is_stale = False
+                change = await self._index.wait_for_change(seen, WATCH_TIMEOUT_S)
+                if change is not None:
+                    seen, is_stale = change, True
             except (*UNREACHABLE, MeshError) as error:
                 log.warning("models not refreshed", error=str(error))
+                is_stale = True
                 await asyncio.sleep(RETRY_DELAY_S)
+
+    async def _mend_index(self) -> bool:
+        """Makes the index from the store if Redis has lost it; whether it had to."""
+        if await self._index.is_whole():
+            return False
+        log.warning("redis has no whole index of engines; it is made from the store")
+        await rebuild_index(self._store, self._index)
+        return True
 
     async def _refresh(self) -> None:
         for name in {*self._models, *await self._index.models()}:
@@ -135,7 +143,7 @@ class Catalogue:
     async def _update(self, name: str) -> ServedModel:
         """Makes what is known of a model agree with the index; one caller at a time for each model."""
         async with self._locks.setdefault(name, asyncio.Lock()):
-            records = self._trusted(await self._index.engines(name))
+            records = self._trusted(await self._records(name))
             serving = await self._index.serving.of(name)
             if not records:
                 self._models.pop(name, None)
@@ -150,6 +158,19 @@ class Catalogue:
             if known.serving != serving:
                 known = self._models[name] = replace(known, serving=serving)
             return known
+
+    async def _records(self, name: str) -> list[EngineRecord]:
+        """A model's engines in the index; while that is not whole, those that it had last are kept.
+
+        Raises:
+            UnavailableError: the index is not whole, and the model is not known here.
+        """
+        records = await self._index.engines(name)
+        if records:
+            return records
+        if await self._index.is_whole():
+            return await self._index.engines(name)  # it may have become whole since it was read
+        raise UnavailableError("the index of engines is being made from the store", retry_after_s=1.0)
 
     def _trusted(self, records: list[EngineRecord]) -> list[EngineRecord]:
         trusted = []

@@ -47,11 +47,29 @@ class EngineIndex:
         await self._remove_all([record])
         await self._announce()
 
-    async def rebuild(self, records: Iterable[EngineRecord], forget: Iterable[EngineRecord] = ()) -> None:
-        """Takes many engines in and others out, with one event."""
+    async def rebuild(
+        self,
+        records: Iterable[EngineRecord],
+        forget: Iterable[EngineRecord] = (),
+        *,
+        is_whole: bool = False,
+    ) -> None:
+        """Takes many engines in and others out, with one event.
+
+        Args:
+            records: Engines to take in.
+            forget: Engines to take out.
+            is_whole: Whether the index then has every engine of the store.
+        """
         await self._add_all(records)
         await self._remove_all(forget)
+        if is_whole:
+            await self._redis.set(keys.INDEX_WHOLE, 1)
         await self._announce()
+
+    async def is_whole(self) -> bool:
+        """Whether it has every engine of the store; not so once Redis has lost its data."""
+        return bool(await self._redis.exists(keys.INDEX_WHOLE))
 
     async def engines(self, model: str | None = None) -> list[EngineRecord]:
         """All engines, or those of one model, newest first."""
@@ -77,8 +95,7 @@ class EngineIndex:
     async def wait_for_change(self, since: str, timeout_s: float) -> str | None:
         """Waits for a change after the event `since`.
 
-        Also tells when the events were lost with Redis's data: then it gives an older id than `since`, and
-        the index should be rebuilt.
+        That the events were lost with Redis's data is a change too.
 
         Args:
             since: Id from latest_event_id or from an earlier call.
@@ -116,16 +133,6 @@ class EngineIndex:
         await self._redis.xadd(keys.INDEX_EVENTS, {"changed": 1}, maxlen=EVENTS_KEPT)
 
 
-def is_lost(event: str, since: str) -> bool:
-    """Whether an event that `wait_for_change` gave shows that Redis lost the events before it."""
-    return _place(event) < _place(since)
-
-
-def _place(event: str) -> tuple[int, int]:
-    milliseconds, _, sequence = event.partition("-")
-    return int(milliseconds), int(sequence)
-
-
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
     """What rebuild_index found: engines in the store, and which the index had not or no longer should."""
@@ -146,7 +153,7 @@ async def rebuild_index(store: EngineStore, index: EngineIndex) -> Rebuilt:
     stored = {record.digest for record in records}
     forgotten = tuple(record for digest, record in known.items() if digest not in stored)
     await index.serving.rebuild(store.objects)
-    await index.rebuild(records, forget=forgotten)
+    await index.rebuild(records, forget=forgotten, is_whole=True)
     return Rebuilt(len(records), tuple(r for r in records if r.digest not in known), forgotten)
 
 

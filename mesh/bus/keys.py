@@ -33,6 +33,9 @@ MODEL_SERVING = "em:{index}:serving"
 MODELS = "em:{index}:models"
 """Set: every model with an engine."""
 
+INDEX_WHOLE = "em:{index}:whole"
+"""There since the index was made from the store; gone when Redis has lost its data."""
+
 INDEX_EVENTS = "em:{index}:events"
 """Stream: one entry each time that the index gains or loses an engine."""
 

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from enginemesh.v1 import inference_pb2_grpc
+from gateway import catalogue
 from mesh import transport
 from tests.conditions import until
 from tests.gateway.helpers import LENGTH
@@ -104,3 +105,39 @@ async def test_a_client_that_falls_silent_without_a_reset_is_noticed(gateway, wo
     finally:
         client.kill()
         await client.wait()
+
+
+async def test_models_are_served_while_redis_has_lost_the_index(gateway, stub, worker, redis, monkeypatch):
+    assert "m" in await gateway.catalogue.names()
+    await gateway.catalogue.model("m")
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    rebuild = catalogue.rebuild_index
+
+    async def rebuild_in_the_end(store, index):
+        begun.set()
+        await may_end.wait()
+        await rebuild(store, index)
+
+    monkeypatch.setattr(catalogue, "rebuild_index", rebuild_in_the_end)
+    await redis.flushall()
+    await asyncio.wait_for(begun.wait(), 10)
+    answer = asyncio.ensure_future(collect(stub.Generate(request())))
+    _, handle = await worker.begin()
+    await worker.send((handle, 0, [*b"y"]), finishes=[(handle, LENGTH)])
+    assert (await answer)[0] == "y"
+    assert await gateway.catalogue.names() == ["m"]
+    assert await _code_of_unknown_model(stub) == grpc.StatusCode.UNAVAILABLE
+    may_end.set()
+
+    async def is_mended():
+        return await _code_of_unknown_model(stub) == grpc.StatusCode.NOT_FOUND
+
+    await until(is_mended)
+
+
+async def _code_of_unknown_model(stub):
+    unknown = request()
+    unknown.model = "unheard-of"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(stub.Generate(unknown))
+    return caught.value.code()

@@ -144,6 +144,16 @@ async def test_rebuild_makes_the_index_what_the_store_is(index):
     assert await index.wait_for_change(seen, 5) is not None
 
 
+async def test_index_is_whole_from_a_rebuild_until_redis_loses_it(redis, index):
+    await index.add(record())
+    assert not await index.is_whole()
+    await rebuild_index(ListedStore([record()]), index)
+    assert await index.is_whole()
+    await redis.flushall()
+    await index.add(record("another"))
+    assert not await index.is_whole()
+
+
 async def test_signatures_come_back(index):
     unsigned = record()
     keys_ = [SigningKey.generate() for _ in range(2)]
