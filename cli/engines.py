@@ -8,7 +8,7 @@ import typer
 
 from cli.options import GatewayOption, JsonOption, connect
 from cli.tables import age, bare, enum_word, print_json, print_table, size
-from enginemesh.v1.engines_pb2 import SignatureState
+from enginemesh.v1 import engines_pb2
 
 
 def engines(
@@ -30,10 +30,11 @@ def engines(
             engine.kind,
             engine.target.key,
             engine.precision,
+            extras(engine),
             size(engine.size_bytes),
             str(engine.max_seq_len),
             str(engine.max_batch_size),
-            enum_word(SignatureState.Name(engine.signature_state), "SIGNATURE_STATE_"),
+            enum_word(engines_pb2.SignatureState.Name(engine.signature_state), "SIGNATURE_STATE_"),
             age(engine.create_time),
         )
         for engine in found
@@ -44,6 +45,7 @@ def engines(
         "kind",
         "target",
         "precision",
+        "extras",
         "size>",
         "tokens>",
         "slots>",
@@ -51,3 +53,10 @@ def engines(
         "age>",
     )
     print_table(columns, rows, "No engines yet: make one with `enginemesh build MODEL_FILE`.")
+
+
+def extras(engine: engines_pb2.Engine) -> str:
+    """What is built into an engine beside its model, such as "prompt_lookup, lora tone, cache u8"."""
+    words = {"speculation": "{}", "lora": "lora {}", "kv_cache_precision": "cache {}"}
+    found = [text.format(engine.options[name]) for name, text in words.items() if name in engine.options]
+    return ", ".join(found) or "-"

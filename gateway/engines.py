@@ -93,6 +93,7 @@ def _engine(record: EngineRecord, trust: Trust) -> engines_pb2.Engine:
         capabilities=manifest.capabilities,
         signature_state=_STATES[record.verdict(trust).state],
         signature_key_ids=[signature.key_id for signature in record.signatures],
+        options=manifest.options,
     )
     engine.create_time.FromDatetime(record.create_time)
     return engine

@@ -27,7 +27,7 @@ from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x65nginemesh/v1/engines.proto\x12\renginemesh.v1\x1a\x1b\x65nginemesh/v1/targets.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb0\x03\n\x06\x45ngine\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12%\n\x06target\x18\x04 \x01(\x0b\x32\x15.enginemesh.v1.Target\x12\x11\n\tprecision\x18\x05 \x01(\t\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x13\n\x0bmax_seq_len\x18\x07 \x01(\r\x12\x16\n\x0emax_batch_size\x18\x08 \x01(\r\x12/\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x08versions\x18\n \x03(\x0b\x32#.enginemesh.v1.Engine.VersionsEntry\x12\x14\n\x0c\x63\x61pabilities\x18\x0b \x03(\t\x12\x36\n\x0fsignature_state\x18\x0c \x01(\x0e\x32\x1d.enginemesh.v1.SignatureState\x12\x19\n\x11signature_key_ids\x18\r \x03(\t\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\" \n\x10GetEngineRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"#\n\x13\x44\x65leteEngineRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"J\n\x12ListEnginesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\"V\n\x13ListEnginesResponse\x12&\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x15.enginemesh.v1.Engine\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*\xa9\x01\n\x0eSignatureState\x12\x1f\n\x1bSIGNATURE_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18SIGNATURE_STATE_VERIFIED\x10\x01\x12\x1c\n\x18SIGNATURE_STATE_UNSIGNED\x10\x02\x12\x1d\n\x19SIGNATURE_STATE_UNTRUSTED\x10\x03\x12\x1b\n\x17SIGNATURE_STATE_INVALID\x10\x04\x32\xf0\x01\n\x07\x45ngines\x12\x43\n\tGetEngine\x12\x1f.enginemesh.v1.GetEngineRequest\x1a\x15.enginemesh.v1.Engine\x12T\n\x0bListEngines\x12!.enginemesh.v1.ListEnginesRequest\x1a\".enginemesh.v1.ListEnginesResponse\x12J\n\x0c\x44\x65leteEngine\x12\".enginemesh.v1.DeleteEngineRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x65nginemesh/v1/engines.proto\x12\renginemesh.v1\x1a\x1b\x65nginemesh/v1/targets.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x95\x04\n\x06\x45ngine\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12%\n\x06target\x18\x04 \x01(\x0b\x32\x15.enginemesh.v1.Target\x12\x11\n\tprecision\x18\x05 \x01(\t\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x13\n\x0bmax_seq_len\x18\x07 \x01(\r\x12\x16\n\x0emax_batch_size\x18\x08 \x01(\r\x12/\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x08versions\x18\n \x03(\x0b\x32#.enginemesh.v1.Engine.VersionsEntry\x12\x14\n\x0c\x63\x61pabilities\x18\x0b \x03(\t\x12\x36\n\x0fsignature_state\x18\x0c \x01(\x0e\x32\x1d.enginemesh.v1.SignatureState\x12\x19\n\x11signature_key_ids\x18\r \x03(\t\x12\x33\n\x07options\x18\x0e \x03(\x0b\x32\".enginemesh.v1.Engine.OptionsEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\" \n\x10GetEngineRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"#\n\x13\x44\x65leteEngineRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"J\n\x12ListEnginesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\"V\n\x13ListEnginesResponse\x12&\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x15.enginemesh.v1.Engine\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*\xa9\x01\n\x0eSignatureState\x12\x1f\n\x1bSIGNATURE_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18SIGNATURE_STATE_VERIFIED\x10\x01\x12\x1c\n\x18SIGNATURE_STATE_UNSIGNED\x10\x02\x12\x1d\n\x19SIGNATURE_STATE_UNTRUSTED\x10\x03\x12\x1b\n\x17SIGNATURE_STATE_INVALID\x10\x04\x32\xf0\x01\n\x07\x45ngines\x12\x43\n\tGetEngine\x12\x1f.enginemesh.v1.GetEngineRequest\x1a\x15.enginemesh.v1.Engine\x12T\n\x0bListEngines\x12!.enginemesh.v1.ListEnginesRequest\x1a\".enginemesh.v1.ListEnginesResponse\x12J\n\x0c\x44\x65leteEngine\x12\".enginemesh.v1.DeleteEngineRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,20 +36,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ENGINE_VERSIONSENTRY']._loaded_options = None
   _globals['_ENGINE_VERSIONSENTRY']._serialized_options = b'8\001'
-  _globals['_SIGNATURESTATE']._serialized_start=808
-  _globals['_SIGNATURESTATE']._serialized_end=977
+  _globals['_ENGINE_OPTIONSENTRY']._loaded_options = None
+  _globals['_ENGINE_OPTIONSENTRY']._serialized_options = b'8\001'
+  _globals['_SIGNATURESTATE']._serialized_start=909
+  _globals['_SIGNATURESTATE']._serialized_end=1078
   _globals['_ENGINE']._serialized_start=138
-  _globals['_ENGINE']._serialized_end=570
-  _globals['_ENGINE_VERSIONSENTRY']._serialized_start=523
-  _globals['_ENGINE_VERSIONSENTRY']._serialized_end=570
-  _globals['_GETENGINEREQUEST']._serialized_start=572
-  _globals['_GETENGINEREQUEST']._serialized_end=604
-  _globals['_DELETEENGINEREQUEST']._serialized_start=606
-  _globals['_DELETEENGINEREQUEST']._serialized_end=641
-  _globals['_LISTENGINESREQUEST']._serialized_start=643
-  _globals['_LISTENGINESREQUEST']._serialized_end=717
-  _globals['_LISTENGINESRESPONSE']._serialized_start=719
-  _globals['_LISTENGINESRESPONSE']._serialized_end=805
-  _globals['_ENGINES']._serialized_start=980
-  _globals['_ENGINES']._serialized_end=1220
+  _globals['_ENGINE']._serialized_end=671
+  _globals['_ENGINE_VERSIONSENTRY']._serialized_start=576
+  _globals['_ENGINE_VERSIONSENTRY']._serialized_end=623
+  _globals['_ENGINE_OPTIONSENTRY']._serialized_start=625
+  _globals['_ENGINE_OPTIONSENTRY']._serialized_end=671
+  _globals['_GETENGINEREQUEST']._serialized_start=673
+  _globals['_GETENGINEREQUEST']._serialized_end=705
+  _globals['_DELETEENGINEREQUEST']._serialized_start=707
+  _globals['_DELETEENGINEREQUEST']._serialized_end=742
+  _globals['_LISTENGINESREQUEST']._serialized_start=744
+  _globals['_LISTENGINESREQUEST']._serialized_end=818
+  _globals['_LISTENGINESRESPONSE']._serialized_start=820
+  _globals['_LISTENGINESRESPONSE']._serialized_end=906
+  _globals['_ENGINES']._serialized_start=1081
+  _globals['_ENGINES']._serialized_end=1321
 # @@protoc_insertion_point(module_scope)

@@ -103,6 +103,23 @@ class Engine(Message):
         _ClearFieldArgType: typing_extensions.TypeAlias = Literal["key", b"key", "value", b"value"]
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
+    @final
+    class OptionsEntry(Message):
+        DESCRIPTOR: Descriptor
+
+        KEY_FIELD_NUMBER: int
+        VALUE_FIELD_NUMBER: int
+        key: str
+        value: str
+        def __init__(
+            self,
+            *,
+            key: str = ...,
+            value: str = ...,
+        ) -> None: ...
+        _ClearFieldArgType: typing_extensions.TypeAlias = Literal["key", b"key", "value", b"value"]
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+
     NAME_FIELD_NUMBER: int
     MODEL_FIELD_NUMBER: int
     KIND_FIELD_NUMBER: int
@@ -116,6 +133,7 @@ class Engine(Message):
     CAPABILITIES_FIELD_NUMBER: int
     SIGNATURE_STATE_FIELD_NUMBER: int
     SIGNATURE_KEY_IDS_FIELD_NUMBER: int
+    OPTIONS_FIELD_NUMBER: int
     name: str
     """"engines/<sha256 of its manifest>"."""
     model: str
@@ -152,6 +170,10 @@ class Engine(Message):
     def signature_key_ids(self) -> RepeatedScalarFieldContainer[str]:
         """Ids of the keys that signed it, or are said to have."""
 
+    @property
+    def options(self) -> ScalarMap[str, str]:
+        """What its runner goes by, such as "profile", "speculation", "lora"."""
+
     def __init__(
         self,
         *,
@@ -168,10 +190,11 @@ class Engine(Message):
         capabilities: Iterable[str] | None = ...,
         signature_state: SignatureState.ValueType = ...,
         signature_key_ids: Iterable[str] | None = ...,
+        options: Mapping[str, str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: typing_extensions.TypeAlias = Literal["create_time", b"create_time", "target", b"target"]
     def HasField(self, field_name: _HasFieldArgType) -> bool: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["capabilities", b"capabilities", "create_time", b"create_time", "kind", b"kind", "max_batch_size", b"max_batch_size", "max_seq_len", b"max_seq_len", "model", b"model", "name", b"name", "precision", b"precision", "signature_key_ids", b"signature_key_ids", "signature_state", b"signature_state", "size_bytes", b"size_bytes", "target", b"target", "versions", b"versions"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["capabilities", b"capabilities", "create_time", b"create_time", "kind", b"kind", "max_batch_size", b"max_batch_size", "max_seq_len", b"max_seq_len", "model", b"model", "name", b"name", "options", b"options", "precision", b"precision", "signature_key_ids", b"signature_key_ids", "signature_state", b"signature_state", "size_bytes", b"size_bytes", "target", b"target", "versions", b"versions"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 @final

@@ -43,10 +43,12 @@ def test_engines_of_one_model(gateway, invoke):
             kind="openvino",
             target=targets_pb2.Target(key="cpu-x86_64-avx2"),
             size_bytes=135 << 20,
+            options={"profile": "exact", "speculation": "prompt_lookup", "lora": "tone"},
         )
     )
     out = invoke("engines", "--model", "a").stdout
     assert "abababababab  a" in out
+    assert "prompt_lookup, lora tone" in out
     assert "135.0 MiB" in out
     assert gateway.requests[0].model == "models/a"
 
