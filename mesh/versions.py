@@ -6,6 +6,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 ABSENT = "none"
 
+TENSORRT_LLM_TOOLS = ("tensorrt", "tensorrt-llm")
+"""What an engine of kind `tensorrt_llm` must meet again where it runs: its plan names neither."""
+
 
 def installed_versions(*distributions: str) -> dict[str, str]:
     """The installed version of each Python distribution, without importing it; ABSENT if it is not here."""
