@@ -54,9 +54,39 @@ QUEUE_TIME = _meter.create_histogram(
 QUEUE_DEPTH = _meter.create_gauge(
     "enginemesh.queue.depth", "{request}", "Requests of a model in this gateway that no worker has started"
 )
+QUEUE_OLDEST_WAIT = _meter.create_gauge(
+    "enginemesh.queue.oldest_wait",
+    "s",
+    "Wait so far of the request of a model in this gateway that has waited longest; 0: none waits",
+)
+WORKERS = _meter.create_gauge(
+    "enginemesh.workers", "{worker}", "Workers of a model that take work; every gateway tells the same"
+)
 SLOTS = _meter.create_gauge("enginemesh.slots", "{slot}", "Sequences that the engine runs at most")
 SLOTS_USED = _meter.create_gauge("enginemesh.slots.used", "{slot}", "Sequences that the engine runs now")
 KV_CACHE_USAGE = _meter.create_gauge("enginemesh.kv_cache.usage", "1", "KV cache in use, 0 to 1")
+KV_BLOCKS = _meter.create_gauge("enginemesh.kv_cache.blocks", "{block}", "KV blocks that the engine has")
+KV_BLOCKS_USED = _meter.create_gauge("enginemesh.kv_cache.blocks.used", "{block}", "KV blocks in use")
+KV_CACHE_HIT_RATE = _meter.create_gauge(
+    "enginemesh.kv_cache.hit_rate", "1", "Share of looked-for blocks that the prefix cache held, 0 to 1"
+)
+ENGINE_BATCH_SIZE = _meter.create_gauge(
+    "enginemesh.engine.batch_size", "{sequence}", "Sequences in the engine's last step"
+)
+ENGINE_GAUGES = {
+    "kv_blocks": KV_BLOCKS,
+    "kv_blocks_used": KV_BLOCKS_USED,
+    "kv_cache_hit_rate": KV_CACHE_HIT_RATE,
+    "batch_size": ENGINE_BATCH_SIZE,
+}
+"""What engines that say so tell of themselves, by the fields of EngineStats."""
+
+ENGINE_FIRST_TOKEN = _meter.create_histogram(
+    "enginemesh.engine.time_to_first_token",
+    "s",
+    "Arrival in the engine to first token, by the engine's own clock",
+    explicit_bucket_boundaries_advisory=TOKEN_BOUNDARIES_S,
+)
 LINKS_ACTIVE = _meter.create_up_down_counter(
     "enginemesh.links.active", "{link}", "Links between this gateway and workers"
 )

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 ABSENT = "none"
 
-TENSORRT_LLM_TOOLS = ("tensorrt", "tensorrt-llm")
+TENSORRT_LLM_TOOLS = ("tensorrt", "tensorrt_llm")
 """What an engine of kind `tensorrt_llm` must meet again where it runs: its plan names neither."""
 
 

@@ -38,6 +38,7 @@ from google.protobuf.message import (
 from typing import (
     Literal,
     final,
+    overload,
 )
 
 DESCRIPTOR: FileDescriptor
@@ -212,23 +213,64 @@ class EngineStats(Message):
     RUNNING_FIELD_NUMBER: int
     WAITING_FIELD_NUMBER: int
     KV_CACHE_USAGE_FIELD_NUMBER: int
+    KV_BLOCKS_FIELD_NUMBER: int
+    KV_BLOCKS_USED_FIELD_NUMBER: int
+    KV_CACHE_HIT_RATE_FIELD_NUMBER: int
+    BATCH_SIZE_FIELD_NUMBER: int
+    FIRST_TOKEN_US_FIELD_NUMBER: int
     running: int
     """Sequences in flight."""
     waiting: int
     """Sequences that wait inside the engine."""
     kv_cache_usage: float
     """KV blocks in use, 0 to 1. Unset: unknown."""
+    kv_blocks: int
+    """KV blocks that the engine has. Unset: unknown."""
+    kv_blocks_used: int
+    """Of them in use. Unset: unknown."""
+    kv_cache_hit_rate: float
+    """Share of looked-for blocks that the prefix cache held, 0 to 1. Unset: unknown."""
+    batch_size: int
+    """Sequences in the last step. Unset: unknown."""
+    @property
+    def first_token_us(self) -> RepeatedScalarFieldContainer[int]:
+        """Arrival in the engine to first token, by the engine's own clock, of the sequences that ended since the
+        last statistics, microseconds.
+        """
+
     def __init__(
         self,
         *,
         running: int = ...,
         waiting: int = ...,
         kv_cache_usage: float | None = ...,
+        kv_blocks: int | None = ...,
+        kv_blocks_used: int | None = ...,
+        kv_cache_hit_rate: float | None = ...,
+        batch_size: int | None = ...,
+        first_token_us: Iterable[int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: typing_extensions.TypeAlias = Literal["_kv_cache_usage", b"_kv_cache_usage", "kv_cache_usage", b"kv_cache_usage"]
+    _HasFieldArgType: typing_extensions.TypeAlias = Literal["_batch_size", b"_batch_size", "_kv_blocks", b"_kv_blocks", "_kv_blocks_used", b"_kv_blocks_used", "_kv_cache_hit_rate", b"_kv_cache_hit_rate", "_kv_cache_usage", b"_kv_cache_usage", "batch_size", b"batch_size", "kv_blocks", b"kv_blocks", "kv_blocks_used", b"kv_blocks_used", "kv_cache_hit_rate", b"kv_cache_hit_rate", "kv_cache_usage", b"kv_cache_usage"]
     def HasField(self, field_name: _HasFieldArgType) -> bool: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["_kv_cache_usage", b"_kv_cache_usage", "kv_cache_usage", b"kv_cache_usage", "running", b"running", "waiting", b"waiting"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["_batch_size", b"_batch_size", "_kv_blocks", b"_kv_blocks", "_kv_blocks_used", b"_kv_blocks_used", "_kv_cache_hit_rate", b"_kv_cache_hit_rate", "_kv_cache_usage", b"_kv_cache_usage", "batch_size", b"batch_size", "first_token_us", b"first_token_us", "kv_blocks", b"kv_blocks", "kv_blocks_used", b"kv_blocks_used", "kv_cache_hit_rate", b"kv_cache_hit_rate", "kv_cache_usage", b"kv_cache_usage", "running", b"running", "waiting", b"waiting"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__batch_size: typing_extensions.TypeAlias = Literal["batch_size"]
+    _WhichOneofArgType__batch_size: typing_extensions.TypeAlias = Literal["_batch_size", b"_batch_size"]
+    _WhichOneofReturnType__kv_blocks: typing_extensions.TypeAlias = Literal["kv_blocks"]
+    _WhichOneofArgType__kv_blocks: typing_extensions.TypeAlias = Literal["_kv_blocks", b"_kv_blocks"]
+    _WhichOneofReturnType__kv_blocks_used: typing_extensions.TypeAlias = Literal["kv_blocks_used"]
+    _WhichOneofArgType__kv_blocks_used: typing_extensions.TypeAlias = Literal["_kv_blocks_used", b"_kv_blocks_used"]
+    _WhichOneofReturnType__kv_cache_hit_rate: typing_extensions.TypeAlias = Literal["kv_cache_hit_rate"]
+    _WhichOneofArgType__kv_cache_hit_rate: typing_extensions.TypeAlias = Literal["_kv_cache_hit_rate", b"_kv_cache_hit_rate"]
     _WhichOneofReturnType__kv_cache_usage: typing_extensions.TypeAlias = Literal["kv_cache_usage"]
     _WhichOneofArgType__kv_cache_usage: typing_extensions.TypeAlias = Literal["_kv_cache_usage", b"_kv_cache_usage"]
+    @overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_size) -> _WhichOneofReturnType__batch_size | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_blocks) -> _WhichOneofReturnType__kv_blocks | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_blocks_used) -> _WhichOneofReturnType__kv_blocks_used | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_cache_hit_rate) -> _WhichOneofReturnType__kv_cache_hit_rate | None: ...
+    @overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_cache_usage) -> _WhichOneofReturnType__kv_cache_usage | None: ...
