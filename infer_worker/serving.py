@@ -146,9 +146,9 @@ class Serving:
         if stats.HasField("kv_cache_usage"):
             self._kv_cache_usage = stats.kv_cache_usage
             metrics.KV_CACHE_USAGE.set(stats.kv_cache_usage, self._attributes)
-        for name, gauge in metrics.ENGINE_GAUGES.items():
-            if stats.HasField(name):  # type: ignore[arg-type] - mypy cannot see that they are its fields
-                gauge.set(getattr(stats, name), self._attributes)
+        for field, value in stats.ListFields():
+            if field.name in metrics.ENGINE_GAUGES:
+                metrics.ENGINE_GAUGES[field.name].set(value, self._attributes)
         for microseconds in stats.first_token_us:
             metrics.ENGINE_FIRST_TOKEN.record(microseconds / 1e6, self._attributes)
 

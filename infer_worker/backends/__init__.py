@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _BACKENDS = {
     "fake": "infer_worker.backends.fake:FakeBackend",
     "openvino": "infer_worker.backends.openvino:OpenVinoBackend",
+    "tensorrt_llm": "infer_worker.backends.tensorrt_llm:TensorRtLlmBackend",
 }
 
 
