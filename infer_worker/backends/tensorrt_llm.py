@@ -93,7 +93,7 @@ class TensorRtLlmBackend:
 
     def warm_up(self) -> None:
         """A short answer: the first steps allocate and choose kernels."""
-        command = engine_process_pb2.AddSequence(prompt_ids=[0] * self._files.tokens_per_block)
+        command = engine_process_pb2.AddSequence(prompt_ids=[0])
         command.sampling.max_tokens = WARM_UP_TOKENS
         command.sampling.temperature = 0
         command.sampling.ignore_eos = True
