@@ -240,6 +240,9 @@ _VLLM = Kind(
         "enforce_eager": Option("boolean", "neither compiled code nor CUDA graphs", "false"),
         "enable_prefix_caching": Option("boolean", "prefixes in the KV cache are shared", "true"),
         "enable_chunked_prefill": Option("boolean", "long prompts are taken in parts", "true"),
+        "batch_invariant": Option(
+            "boolean", "the same tokens alone, in a batch and after a move; slower", "false"
+        ),
         "max_lora_rank": Option("integer", "largest rank of an adapter", "16", low=1, high=512),
     },
 )

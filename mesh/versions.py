@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from importlib.metadata import PackageNotFoundError, version
 
 ABSENT = "none"
@@ -13,6 +14,16 @@ TENSORRT_LLM_TOOLS = ("tensorrt", "tensorrt_llm")
 def installed_versions(*distributions: str) -> dict[str, str]:
     """The installed version of each Python distribution, without importing it; ABSENT if it is not here."""
     return {name: _version(name) for name in distributions}
+
+
+def vllm_versions() -> dict[str, str]:
+    """What an engine of kind `vllm` must meet again where it runs, or its compiled code is not used.
+
+    transformers is among them as the model's configuration, which it reads, is part of vLLM's cache keys;
+    Python is, as compiled functions hold its bytecode.
+    """
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {**installed_versions("vllm", "torch", "triton", "transformers"), "python": python}
 
 
 def _version(distribution: str) -> str:

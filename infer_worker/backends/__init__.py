@@ -14,6 +14,7 @@ _BACKENDS = {
     "fake": "infer_worker.backends.fake:FakeBackend",
     "openvino": "infer_worker.backends.openvino:OpenVinoBackend",
     "tensorrt_llm": "infer_worker.backends.tensorrt_llm:TensorRtLlmBackend",
+    "vllm": "infer_worker.backends.vllm:VllmBackend",
 }
 
 
