@@ -21,7 +21,7 @@ from cli.chaos_clients import Clients, Tally
 from cli.chaos_faults import FAULTS, draw
 from cli.client import POLL_INTERVAL_S
 from cli.embedded import free_port
-from cli.failures import CommandError
+from cli.failures import EXIT_REFUSED, CommandError
 from cli.interrupts import terminated_like_interrupted
 from cli.local_mesh import LocalMesh, Plan
 from cli.sample_model import fetch_sample_model
@@ -44,7 +44,13 @@ def chaos(
     *,
     seed: Annotated[int, typer.Option(help="Of faults and clients; the same seed draws the same.")] = 1,
     minutes: Annotated[float, typer.Option(min=0.1, help="How long faults go on.")] = 1.0,
-    kind: Annotated[str, typer.Option(help="Engine kind: fake or openvino.")] = "fake",
+    kind: Annotated[
+        str, typer.Option(help="Engine kind; others than fake and openvino need --engine.")
+    ] = "fake",
+    engine: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="A reproducible engine that `export` wrote, to run."),
+    ] = None,
     workers: Annotated[int, typer.Option("--workers", "-w", min=2)] = 3,
     streams: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 24,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -61,25 +67,44 @@ def chaos(
     `enginemesh chaos --seed 1 --minutes 10`
 
     `enginemesh chaos --kind openvino --workers 2 --streams 8`
+
+    `enginemesh chaos --kind tensorrt_llm --engine exported/`
     """
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="enginemesh-chaos-") as folder, terminated_like_interrupted():
         data = Path(folder)
-        model = FAKE_MODEL
-        roots: tuple[Path, ...] = ()
-        if kind == SAMPLE_MODEL.kind:
-            model, roots = SAMPLE_MODEL, (fetch_sample_model(data / "sources").parent,)
-        plan = Plan(data, free_port(), kind, (model.model,), workers, roots)
+        plan, spec = _plan(data, kind, engine, workers)
         mesh = LocalMesh(plan, lambda line: console.print(line, style="dim"), environment=dict(SETTINGS))
         with mesh:
-            build_model(mesh, model, console)
+            if spec is not None:
+                build_model(mesh, spec, console)
+            if engine is not None:
+                from cli.local_import import import_into  # noqa: PLC0415 - see cli/store_access.py
+
+                import_into(mesh, engine)
             wait_for_models(mesh, plan.models, console)
-            report = asyncio.run(_Run(mesh, model.model, seed, streams, console).run(minutes * 60))
+            report = asyncio.run(_Run(mesh, plan.models[0], seed, streams, console).run(minutes * 60))
     if as_json:
         typer.echo(json.dumps(report))
     _print(report, Console())
     if report["violations"]:
         raise CommandError(f"{len(report['violations'])} violations; replay with --seed {seed}")
+
+
+def _plan(data: Path, kind: str, engine: Path | None, workers: int) -> tuple[Plan, ModelFile | None]:
+    """What to start, and what to build in it."""
+    if engine is not None:
+        from cli.local_import import manifest_of  # noqa: PLC0415 - see cli/store_access.py
+
+        manifest = manifest_of(engine, kind)
+        return Plan(data, free_port(), kind, (manifest.model,), workers, has_builder=False), None
+    spec = FAKE_MODEL
+    roots: tuple[Path, ...] = ()
+    if kind == SAMPLE_MODEL.kind:
+        spec, roots = SAMPLE_MODEL, (fetch_sample_model(data / "sources").parent,)
+    elif kind != FAKE_MODEL.kind:
+        raise CommandError(f"chaos has no model of kind {kind}: give an engine with --engine", EXIT_REFUSED)
+    return Plan(data, free_port(), kind, (spec.model,), workers, roots), spec
 
 
 class _Run:

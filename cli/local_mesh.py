@@ -50,6 +50,7 @@ class Plan:
         models: One group of inference workers serves each.
         workers: Inference workers for each model.
         source_roots: Folders whose models the build worker may read.
+        has_builder: Whether there is a build worker.
     """
 
     data_dir: Path
@@ -58,6 +59,7 @@ class Plan:
     models: tuple[str, ...] = ()
     workers: int = 1
     source_roots: tuple[Path, ...] = ()
+    has_builder: bool = True
 
 
 @dataclass
@@ -176,14 +178,10 @@ class LocalMesh:
     def _start_services(self) -> None:
         plan = self.plan
         roots = os.pathsep.join(str(root.resolve()) for root in plan.source_roots)
-        specs = [
-            self._service(
-                "build-worker",
-                "build_worker.main",
-                1,
-                {"ENGINEMESH_KINDS": plan.kind, "ENGINEMESH_SOURCE_ROOTS": roots},
-            )
-        ]
+        specs = []
+        if plan.has_builder:
+            settings = {"ENGINEMESH_KINDS": plan.kind, "ENGINEMESH_SOURCE_ROOTS": roots}
+            specs.append(self._service("build-worker", "build_worker.main", 1, settings))
         specs += [
             self._service(
                 f"worker-{model}-{number}" if len(plan.models) > 1 else f"worker-{number}",
