@@ -66,6 +66,9 @@ chaos: .venv/ready ## Ten minutes of faults on a mesh of the fake engine (SEED=1
 bench-reliability: .venv/ready ## Pauses, cancel storm, stalled reader, overload (NAMES="pauses ...")
 	@$(BIN)/python -m benchmarks.reliability $(NAMES)
 
+bench-speculation: .venv/ready ## What speculation and a built-in adapter gain or cost (PROFILE=exact|fast DRAFT=path)
+	@$(BIN)/python -m benchmarks.speculation --profile $(or $(PROFILE),exact) $(if $(DRAFT),--draft $(DRAFT))
+
 bench-cpu: .venv/ready ## Measure the mesh against its own engine on this CPU (PROFILE=exact|fast)
 	@$(BIN)/python -m benchmarks.cpu --profile $(or $(PROFILE),exact)
 

@@ -1,8 +1,8 @@
 """Drives an engine without the mesh: `python -m benchmarks.engine_alone FOLDER MANIFEST`.
 
 Reads one JSON object per line ({"prompts": [[id, ...], ...], "max_tokens": n}) and answers with one
-({"seconds": s, "first_token_s": [...], "tokens": [[id, ...], ...]}): all prompts start together, and the
-loop does nothing but step.
+({"seconds": s, "first_token_s": [...], "tokens": [[id, ...], ...], "rows": n}): all prompts start together, and
+the loop does nothing but step. A row is what one step gave to one sequence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(engine: EngineBackend, prompts: list[list[int]], max_tokens: int, first_
         engine.add(engine_process_pb2.AddSequence(id=first_id + place, prompt_ids=prompt, sampling=sampling))
     tokens: list[list[int]] = [[] for _ in prompts]
     first_token_s = [0.0] * len(prompts)
-    unfinished = len(prompts)
+    unfinished, rows = len(prompts), 0
     while unfinished:
         step = engine.step()
         now = time.perf_counter() - began
@@ -41,8 +41,10 @@ def run(engine: EngineBackend, prompts: list[list[int]], max_tokens: int, first_
                 first_token_s[place] = now
             tokens[place] += fresh[start : start + count]
             start += count
+        rows += len(step.ids)
         unfinished -= len(step.finishes)
-    return {"seconds": time.perf_counter() - began, "first_token_s": first_token_s, "tokens": tokens}
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "first_token_s": first_token_s, "tokens": tokens, "rows": rows}
 
 
 def main() -> None:
