@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from cli.checks import Check, State, run_all
-from cli.failures import EXIT_FAILED
+from cli.drift import check_drift, kinds
+from cli.failures import EXIT_FAILED, EXIT_REFUSED, CommandError
 from cli.options import DataOption, JsonOption, local_settings
 from cli.tables import stdout_console
 
 _STYLES = {State.ok: "green", State.missing: "yellow", State.failed: "red"}
 
 
-def doctor(data: DataOption, *, as_json: JsonOption = False) -> None:
+def doctor(
+    data: DataOption,
+    *,
+    kind: Annotated[
+        str, typer.Option(help="Only compare this kind's library with what the mesh holds it for.")
+    ] = "",
+    as_json: JsonOption = False,
+) -> None:
     """Check this machine and the mesh that it can reach; say what is wrong and what helps.
 
     Ends with status 1 if something failed. What is only missing, such as an engine kind for other
     hardware, is no failure.
     """
-    checks = run_all(local_settings(data))
+    if kind and kind not in kinds():
+        raise CommandError(
+            f"there is no contract for kind {kind!r}, only for {', '.join(kinds())}", EXIT_REFUSED
+        )
+    checks = check_drift(kind) if kind else run_all(local_settings(data))
     if as_json:
         print(json.dumps([dataclasses.asdict(check) for check in checks], indent=2))
     else:

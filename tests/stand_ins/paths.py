@@ -4,3 +4,4 @@ from pathlib import Path
 
 TENSORRT_LLM = Path(__file__).parent / "tensorrt_llm"
 GPU = Path(__file__).parent / "gpu"
+TRTLLM_BUILD = Path(__file__).parent / "trtllm-build"

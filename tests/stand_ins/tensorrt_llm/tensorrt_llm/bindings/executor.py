@@ -10,7 +10,9 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
-from tensorrt_llm.contracted import contracted, enumeration
+from typing_extensions import Self
+
+from tensorrt_llm.contracted import CONTRACT, contracted, enumeration
 from tensorrt_llm.runtime import Runtime, Sequence
 
 BatchingType = enumeration("BatchingType")
@@ -23,6 +25,7 @@ ModelType = enumeration("ModelType")
 
 DecodingConfig = contracted("DecodingConfig")
 ExecutorConfig = contracted("ExecutorConfig")
+GuidedDecodingConfig = contracted("GuidedDecodingConfig")
 KvCacheConfig = contracted("executor.KvCacheConfig")
 LookaheadDecodingConfig = contracted("executor.LookaheadDecodingConfig")
 OrchestratorConfig = contracted("OrchestratorConfig")
@@ -36,8 +39,19 @@ SchedulerConfig = contracted("executor.SchedulerConfig")
 class DecodingMode:
     """Static functions, one for each mode."""
 
-    Lookahead = staticmethod(lambda: "lookahead")
-    Medusa = staticmethod(lambda: "medusa")
+
+for _mode in CONTRACT.classes["DecodingMode"]["attributes"]:
+    setattr(DecodingMode, _mode, staticmethod(lambda name=_mode: name))
+
+
+@dataclass
+class RequestPerfMetrics:
+    timing_metrics: SimpleNamespace
+    kv_cache_metrics: SimpleNamespace
+    speculative_decoding: SimpleNamespace | None = None
+    first_iter: int | None = None
+    last_iter: int | None = None
+    iter: int | None = None
 
 
 @dataclass
@@ -46,10 +60,16 @@ class Result:
     output_token_ids: list[list[int]]
     finish_reasons: list[FinishReason]
     log_probs: list[list[float]] | None = None
-    request_perf_metrics: object = None
+    request_perf_metrics: RequestPerfMetrics | None = None
     sequence_index: int = 0
     is_sequence_final: bool = False
     decoding_iter: int = 0
+    avg_decoded_tokens_per_iter: float | None = None
+    cum_log_probs: list[float] | None = None
+    context_logits: object = None
+    generation_logits: object = None
+    spec_dec_fast_logits_info: object = None
+    encoder_output: object = None
     context_phase_params: object = None
 
 
@@ -158,6 +178,19 @@ class Executor:
             records.append(IterationStats(self._runtime.stats.popleft()))
         return records
 
+    def get_latest_request_stats(self) -> list[object]:
+        """None are kept: request_stats_max_iterations is 0 by default."""
+        return []
+
+    def get_kv_cache_event_manager(self) -> None:
+        """None: event_buffer_max_size is 0 by default."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
     def shutdown(self) -> None:
         if not self._runtime.is_closed:
             self._runtime.close()
@@ -177,8 +210,8 @@ class Executor:
             self._arrived.notify_all()
 
 
-def _metrics(sequence: Sequence) -> SimpleNamespace:
-    return SimpleNamespace(
+def _metrics(sequence: Sequence) -> RequestPerfMetrics:
+    return RequestPerfMetrics(
         timing_metrics=SimpleNamespace(
             arrival_time=timedelta(seconds=sequence.arrival),
             first_token_time=timedelta(seconds=sequence.first_token),
