@@ -7,6 +7,7 @@ token by token as they come. It needs no calibration. Embedding and output matri
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,7 @@ def write_checkpoint(source: Path, output: Path, precision: str, field: str, rep
     if not quantise:
         for done, path in enumerate([*shards, *source.glob(INDEX)]):
             report(Stage.CONVERT, done / (len(shards) + 1), path.name)
-            shutil.copyfile(path, output / path.name)
+            _link(path, output / path.name)
         return
     places: dict[str, str] = {}
     for done, path in enumerate(shards):
@@ -96,6 +97,14 @@ def write_checkpoint(source: Path, output: Path, precision: str, field: str, rep
         places |= dict.fromkeys(_quantise(path, output / path.name), path.name)
     if len(shards) > 1:
         (output / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}, sort_keys=True))
+
+
+def _link(source: Path, output: Path) -> None:
+    """A second name where the disk allows it: weights are large, and nobody changes them."""
+    try:
+        os.link(source.resolve(), output)
+    except OSError:
+        shutil.copyfile(source, output)
 
 
 def _must_quantise(precision: str, method: str, field: str) -> bool:

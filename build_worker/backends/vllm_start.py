@@ -79,7 +79,7 @@ def start(folder: Path, cache: Path, settings: StartSettings, work: Path) -> Sta
 
 def main() -> None:
     """Entry point."""
-    folder, cache, asked, result = map(Path, sys.argv[1:])
+    folder, cache, asked, result = (Path(text).resolve() for text in sys.argv[1:])
     settings = StartSettings(**json.loads(asked.read_text()))
     began = time.monotonic()
     core = vllm_core.start_core(folder, settings, cache)
