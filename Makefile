@@ -20,7 +20,14 @@ CODE := mesh gateway build_worker infer_worker cli benchmarks tests
 	@VIRTUAL_ENV=.venv-codegen .venv-codegen/bin/uv pip sync -q requirements/codegen.lock
 	@touch $@
 
-.PHONY: help setup demo up test check format protos docs lock clean
+# A torch without CUDA comes from an index or folder that pip is configured with (PIP_EXTRA_INDEX_URL,
+# PIP_FIND_LINKS); the one of the public registry works too but is larger.
+.venv-modelopt/ready: requirements/modelopt.lock
+	@$(PYTHON) -m venv .venv-modelopt
+	@.venv-modelopt/bin/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/modelopt.lock
+	@touch $@
+
+.PHONY: help setup demo up test test-modelopt check format protos docs lock clean
 
 help: ## Show what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +42,9 @@ up: .venv/ready ## Start the whole mesh on this machine and leave it running (Ct
 
 test: .venv/ready ## Run all tests; ARGS="..." goes to pytest
 	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+
+test-modelopt: .venv/ready .venv-modelopt/ready ## Quantise a small Llama to every format with nvidia-modelopt
+	@ENGINEMESH_TEST_MODELOPT=.venv-modelopt/bin/python $(BIN)/pytest -n 0 tests/build_worker/backends/test_tensorrt_llm_modelopt.py $(ARGS)
 
 check: .venv/ready .venv-codegen/ready ## Format, lint, types, protos
 	$(BIN)/ruff format --check $(CODE)
@@ -76,4 +86,4 @@ bench-fetch: .venv/ready ## Fetch an engine beside a plain copy in C and the dis
 	@$(BIN)/python -m benchmarks.fetch --gigabytes $(or $(GIGABYTES),2) --rounds $(or $(ROUNDS),5)
 
 clean: ## Remove environments, caches and the local mesh's data
-	rm -rf .venv .venv-codegen .cache .data .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-codegen .venv-modelopt .cache .data .mypy_cache .ruff_cache .pytest_cache

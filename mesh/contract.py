@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 FOLDER = Path(__file__).parent / "contracts"
 REQUIRED = "<required>"
@@ -110,13 +110,64 @@ class Contract:
 
     def flags(self, program: str) -> frozenset[str]:
         """Options of a command-line program, without their dashes."""
-        names: set[str] = set()
+        names = set(self.cli[program].get("plugin_flags", ()))
         for text in self.cli[program]["flags"]:
             for part in text.split(" + ")[0].split("/"):
                 match = _FLAG_NAME.match(part)
                 if match:
                     names.add(match[1])
         return frozenset(names)
+
+    def flag_problems(self, program: str, words: Sequence[str]) -> list[str]:
+        """What is wrong with a command line, the program's name left out; empty if nothing that is known.
+
+        Switches take no value, all other flags at least one; those of plug-ins and of sizes must be what the
+        classes that they end up in take.
+        """
+        known, switches = self.flags(program), self.cli[program].get("switches", ())
+        found = []
+        for name, values in flag_values(words):
+            if name not in known:
+                found.append(f"{program}: no option --{name}")
+            elif name in switches:
+                found += [f"{program}: --{name} takes no value, not {values}"] if values else []
+            elif not values:
+                found.append(f"{program}: --{name} has no value")
+            else:
+                found += self._value_problems(name, values)
+        return found
+
+    def _value_problems(self, name: str, values: list[str]) -> list[str]:
+        for class_name in ("PluginConfig", "BuildConfig"):
+            parameter = self.parameters(class_name).get(name)
+            if parameter is None:
+                continue
+            is_number = re.match(r"(?:Optional\[)?int\b", parameter.type) is not None
+            if parameter.type == "bool":
+                problem = "" if values[0] in _SWITCH_WORDS else f"{values[0]!r}, want enable or disable"
+            elif is_number:
+                problem = "" if values[0].isdecimal() else f"{values[0]!r}, want a whole number"
+            elif class_name == "PluginConfig" and values[0] == "disable":
+                problem = ""
+            else:
+                problem = parameter.problem(values[0])
+            if not problem and len(values) > 1:
+                problem = "more than one value"
+            return [f"{class_name}.{name}: {problem}"] if problem else []
+        return []
+
+
+def flag_values(words: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """The options of a command line with their values, in their order; a word before the first is one too."""
+    found: list[tuple[str, list[str]]] = []
+    for word in words:
+        if word.startswith("--"):
+            found.append((word[2:], []))
+        elif found:
+            found[-1][1].append(word)
+        else:
+            found.append((word, []))
+    return found
 
 
 def _parameters(entries: Any) -> dict[str, Parameter]:

@@ -56,6 +56,16 @@ def all_gpus() -> list[GpuDevice]:
         return found
 
 
+def driver_version() -> str:
+    """Version of the NVIDIA driver; empty without one.
+
+    Raises:
+        PreconditionError: NVML is here but fails.
+    """
+    with _nvml() as nvml:
+        return str(nvml.nvmlSystemGetDriverVersion()) if nvml else ""
+
+
 @contextmanager
 def _nvml() -> Iterator[Any]:
     """The library, initialised; None if this host has no NVIDIA driver."""

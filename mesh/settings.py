@@ -164,6 +164,11 @@ class BuildWorkerSettings(WorkerSettings):
         MIB, ge=4096, le=8 * MIB, description="Log of a build that is kept in the store"
     )
     signing_key: Path | None = Field(None, description=SIGNING_KEY)
+    trtllm_build: str = Field("trtllm-build", description="The compiler of TensorRT-LLM: name or path")
+    modelopt_python: Path | None = Field(
+        None,
+        description="Python of the environment that has nvidia-modelopt; unset: the build worker's own",
+    )
 
     @cached_property
     def source_root_list(self) -> list[Path]:

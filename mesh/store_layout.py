@@ -10,10 +10,16 @@ sweeps/<sweep>                             JSON list: blobs that a garbage colle
 logs/builds/<build id>.log                 what the tools of a build said
 logs/engines/<engine>.log                  the same, of the build that made the engine
 scratch/<build id>/...                     what a build that has not ended keeps for its next attempt
+timing/<target>/<tool>-<version>....cache  kernel times of TensorRT on this target, for the next build
 serving/<model>.json                       how the model is served, whatever its engines
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 BLOBS = "blobs/sha256/"
 MANIFESTS = "manifests/"
@@ -27,6 +33,7 @@ BUILD_LOGS = "logs/builds/"
 ENGINE_LOGS = "logs/engines/"
 SCRATCH = "scratch/"
 SERVING = "serving/"
+TIMING = "timing/"
 
 MANIFEST_LIMIT_BYTES = 8 << 20
 
@@ -74,3 +81,9 @@ def build_log_key(build_id: str) -> str:
 def engine_log_key(digest: str) -> str:
     """Where the log of an engine's build lies."""
     return f"{ENGINE_LOGS}{digest}.log"
+
+
+def timing_cache_key(target: str, versions: Mapping[str, str]) -> str:
+    """Where the timing cache of a target and of these versions lies."""
+    tools = "_".join(f"{name}-{version}" for name, version in sorted(versions.items()))
+    return f"{TIMING}{target}/{tools}.cache"

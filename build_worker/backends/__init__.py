@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _BUILDERS = {
     "fake": "build_worker.backends.fake:FakeBuilder",
     "openvino": "build_worker.backends.openvino:OpenVinoBuilder",
+    "tensorrt_llm": "build_worker.backends.tensorrt_llm:TensorRtLlmBuilder",
     "vllm": "build_worker.backends.vllm:VllmBuilder",
 }
 
