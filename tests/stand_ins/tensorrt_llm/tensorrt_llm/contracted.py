@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import enum
+import re
 from typing import TYPE_CHECKING, Any
 
 from mesh.contract import REQUIRED, Contract
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from mesh.contract import Parameter
 
 CONTRACT = Contract.load("tensorrt_llm")
+_DEFAULT_OBJECT = re.compile(r"<(\w+)\(\)>")
+_made: dict[str, type] = {}
 
 
 def contracted(entry: str, name: str = "", *, error: type[Exception] = TypeError, takes_any: bool = False):
@@ -34,11 +38,33 @@ def contracted(entry: str, name: str = "", *, error: type[Exception] = TypeError
         if problems:
             raise error("; ".join(problems))
         for key, parameter in parameters.items():
-            setattr(self, key, given.get(key, parameter.default))
+            setattr(self, key, given[key] if key in given else _default(parameter, entry))
 
     # As nanobind words it, for those who look at signatures.
     init.__doc__ = f"__init__({_signature(parameters)}) -> None"
-    return type(name or entry.rpartition(".")[2], (), {"__init__": init})
+    _made[entry] = type(name or entry.rpartition(".")[2], (), {"__init__": init})
+    return _made[entry]
+
+
+def _default(parameter: Parameter, entry: str) -> object:
+    """A parameter's default; a new object where that is one of a class made here."""
+    match = _DEFAULT_OBJECT.fullmatch(str(parameter.default))
+    if match is None:
+        return copy.copy(parameter.default)
+    # Bindings have classes of the same name as the models of arguments.
+    is_binding = CONTRACT.classes[entry]["module"].endswith("bindings.executor")
+    names = [f"executor.{match[1]}"] if is_binding else []
+    found = next((_made[known] for known in (*names, match[1]) if known in _made), None)
+    return found() if found else parameter.default
+
+
+def classes_of(module: str, **how) -> dict[str, type]:
+    """The classes and enums that the contract has in a module; `how` is as of `contracted`."""
+    return {
+        name.rpartition(".")[2]: enumeration(name) if "Enum" in entry["kind"] else contracted(name, **how)
+        for name, entry in CONTRACT.classes.items()
+        if entry["module"] == module
+    }
 
 
 def by_name(

@@ -1,0 +1,5 @@
+"""Algorithms."""
+
+from tensorrt_llm.contracted import classes_of
+
+globals().update(classes_of(__name__))
