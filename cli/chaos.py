@@ -148,7 +148,10 @@ class _Run:
             time.sleep(chance.uniform(*PAUSE_BETWEEN_FAULTS_S))
             fault = draw(chance)
             self._console.print(f"  {fault.name}", style="dim")
-            fault.play(self._mesh, chance)
+            try:
+                fault.play(self._mesh, chance)
+            except redis.ConnectionError:
+                continue  # an earlier fault is not over: Redis is being started again
             self._played[fault.name] += 1
 
     def _what_is_left(self) -> list[str]:
