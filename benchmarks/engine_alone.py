@@ -1,8 +1,8 @@
 """Drives an engine without the mesh: `python -m benchmarks.engine_alone FOLDER MANIFEST`.
 
 Reads one JSON object per line ({"prompts": [[id, ...], ...], "max_tokens": n}) and answers with one
-({"seconds": s, "first_token_s": [...], "tokens": [[id, ...], ...], "rows": n}): all prompts start together, and
-the loop does nothing but step. A row is what one step gave to one sequence.
+({"seconds": s, "first_token_s": [...], "tokens": [[id, ...], ...], "rows": n}): all prompts start together,
+and the loop does nothing but step. A row is what one step gave to one sequence.
 """
 
 from __future__ import annotations

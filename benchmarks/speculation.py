@@ -2,8 +2,9 @@
 
 SmolLM2 is built four times, plain, with prompt lookup, with a draft model and with a LoRA adapter, and each
 batch runs on all of them in turn, in this process. `copy` asks for a text that stands in the prompt; `free`
-lets the model tell a story. Per engine, prompts and streams: tokens per second, that over plain's, tokens
-that a step gives to a sequence, the share of guesses that were right, and of answers that are plain's.
+lets the model tell a story. Per engine, prompts and streams: tokens per second, that over plain's, processor
+time per token, which other programs on the machine disturb less, tokens that a step gives to a sequence, the
+share of guesses that were right, and of answers that are plain's.
 
 There is no small model of SmolLM2's vocabulary to be had, so the draft is SmolLM2 itself in 4 bits unless
 --draft names another: nearly every guess is right, but a guess costs as much as a token. The adapter is
@@ -18,6 +19,7 @@ import random
 import shutil
 import statistics
 import sys
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -150,7 +152,9 @@ def measure(engines: dict[str, Engine], tokenizer: Tokenizer, rounds: int) -> li
                 prompts = make_prompts(kind, streams, tokenizer, noise)
                 batch: dict[str, Any] = {"prompts": kind, "streams": streams}
                 for name, engine in engines.items():
+                    began = time.process_time()
                     batch[name] = run(engine.backend, prompts, MAX_TOKENS, next_id)
+                    batch[name]["cpu_s"] = time.process_time() - began
                     next_id += streams
                 if number:  # the first warms up
                     results.append(batch)
@@ -179,6 +183,7 @@ def _figures(name: str, batches: list[dict[str, Any]], guesses: int) -> dict[str
     found = {
         "tokens_per_s": statistics.median(_rate(batch[name]) for batch in batches),
         "times_plain": statistics.median(_rate(batch[name]) / _rate(batch[PLAIN]) for batch in batches),
+        "cpu_ms_per_token": 1000 * sum(batch[name]["cpu_s"] for batch in batches) / tokens,
         "tokens_per_step": tokens / rows,
         "answers_as_plain": statistics.mean(a == b for a, b in zip(own, plain, strict=True)),
     }

@@ -47,6 +47,7 @@ class OpenVinoBuilder:
     def validate(self, spec: ModelFile) -> None:
         """See Builder."""
         spec.check()
+        _num_tokens(spec, spec.max_batch_size or DEFAULT_BATCH_SIZE, spec.max_seq_len)
         for module in ("openvino_genai", "nncf", "gguf"):
             if find_spec(module) is None:
                 raise PreconditionError(

@@ -202,9 +202,13 @@ def test_draft_model_of_another_vocabulary_is_refused(hub, tmp_path):
         build(tmp_path / "build", folder, {"speculation.source": tmp_path / "draft"}, speculation=DRAFT)
 
 
-def test_step_without_room_for_speculation_is_refused(hub, tmp_path):
-    with pytest.raises(InvalidFieldError, match="a step needs room for 320"):
-        build(tmp_path, hub[0], speculation=LOOKUP, max_num_tokens=256)
+@pytest.mark.parametrize(
+    ("speculation", "needed"), [(LOOKUP, 320), (DRAFT.model_copy(update={"tokens": 1}), 512)]
+)
+def test_step_without_room_for_speculation_is_refused_early(speculation, needed):
+    spec = SPEC.model_copy(update={"speculation": speculation, "max_num_tokens": 256, "max_seq_len": 512})
+    with pytest.raises(InvalidFieldError, match=f"a step needs room for {needed}"):
+        openvino.OpenVinoBuilder().validate(spec)
 
 
 @pytest.mark.parametrize("precision", ["", "f16", "f32", "u8", "u4"])
