@@ -131,12 +131,15 @@ class Dispatcher:
     async def audit(self) -> None:
         """Queues again, for ever, what Redis lost: requests that no worker claimed and no stream holds.
 
-        Tells how many wait, too.
+        Tells how many wait and for how long, too.
         """
         while True:
             await asyncio.sleep(AUDIT_INTERVAL_S)
+            now = asyncio.get_running_loop().time()
             for model, (requests, _) in self.room.depth().items():
-                metrics.QUEUE_DEPTH.set(requests, {semconv.REQUEST_MODEL: model})
+                attributes = {semconv.REQUEST_MODEL: model}
+                metrics.QUEUE_DEPTH.set(requests, attributes)
+                metrics.QUEUE_OLDEST_WAIT.set(self.room.oldest_s(model, now), attributes)
             waiting = [session for session in self.table.queued() if session.ticket is not None]
             try:
                 tickets = [session.ticket for session in waiting if session.ticket is not None]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from grpc_health.v1 import health, health_pb2
 
+from mesh import metrics, semconv
 from mesh.bus.connection import UNREACHABLE
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class Health:
     """Keeps the health servicer's entries true.
 
     A model is SERVING while a worker that takes work serves it. The process and its services are SERVING
-    until the gateway drains.
+    until the gateway drains. Tells how many workers each model has, too.
     """
 
     def __init__(self, services: Sequence[str], catalogue: Catalogue, fleet: Fleet) -> None:
@@ -47,7 +48,9 @@ class Health:
                 serving = await self._fleet.serving()
                 self._models.update(await self._catalogue.names())
                 for model in self._models:
-                    await self.servicer.set(model, SERVING if model in serving else NOT_SERVING)
+                    workers = len(serving.get(model, ()))
+                    metrics.WORKERS.set(workers, {semconv.REQUEST_MODEL: model})
+                    await self.servicer.set(model, SERVING if workers else NOT_SERVING)
             except UNREACHABLE:
                 pass  # nothing is known anew; what was said last stands
             await asyncio.sleep(REFRESH_INTERVAL_S)

@@ -161,7 +161,7 @@ class Gateway:
         server = self._server
         self.inference = InferenceServicer(self.catalogue, self.dispatcher, self._settings)
         inference_pb2_grpc.add_InferenceServicer_to_server(self.inference, server)
-        models = ModelsServicer(self._index, self.fleet, producer)
+        models = ModelsServicer(self._index, self.fleet, producer, self.dispatcher.room)
         models_pb2_grpc.add_ModelsServicer_to_server(models, server)
         remover = EngineRemover(self._store, self._redis, self._settings.lease_ttl_s)
         engines = EnginesServicer(self._index, self._trust, remover)

@@ -25,20 +25,27 @@ MIN_RETRY_S, MAX_RETRY_S = 0.1, 60.0
 
 
 class DrainRate:
-    """How fast workers take prompt tokens: an exponentially weighted mean over some seconds."""
+    """How fast workers take prompt tokens: an exponentially weighted mean over some seconds.
 
-    def __init__(self, now: float) -> None:
+    It begins when a worker first takes something: until then there may be no worker at all, which starts
+    because requests wait, and is no slower for their wait.
+    """
+
+    def __init__(self) -> None:
         self._tokens = 0.0
-        self._began = now
-        self._updated = now
+        self._began = self._updated = -math.inf
 
     def record(self, tokens: int, now: float) -> None:
         """A worker took a request."""
+        if self._began == -math.inf:
+            self._began = self._updated = now
         self._decay(now)
         self._tokens += tokens
 
     def tokens_per_s(self, now: float) -> float:
         """The rate at this moment; 0 before anything was taken."""
+        if self._began == -math.inf:
+            return 0.0
         self._decay(now)
         # A young average has seen less than its window; without this it would be far too low.
         seen = 1 - math.exp(-max(now - self._began, 1e-3) / RATE_WINDOW_S)
@@ -51,10 +58,12 @@ class DrainRate:
 
 @dataclass(slots=True)
 class _Model:
-    rate: DrainRate
+    rate: DrainRate = field(default_factory=DrainRate)
     waiting: FairQueue[Session] = field(default_factory=FairQueue)
     in_redis: set[Session] = field(default_factory=set)
     tokens_in_redis: int = 0
+    since: dict[Session, float] = field(default_factory=dict)
+    """When each that waits came, the oldest first."""
 
     @property
     def requests(self) -> int:
@@ -113,7 +122,12 @@ class WaitingRoom:
     def enter(self, session: Session, now: float) -> None:
         """A new request waits."""
         self._by_client[session.client] = self._by_client.get(session.client, 0) + 1
-        self._model(session.model, now).waiting.add(
+        state = self._model(session.model)
+        if not state.requests:
+            # While nothing waited, nothing could be taken: that the rate fell says nothing of the workers.
+            state.rate = DrainRate()
+        state.since[session] = now
+        state.waiting.add(
             session,
             client=session.client,
             priority=session.priority,
@@ -123,7 +137,7 @@ class WaitingRoom:
 
     def next_for_redis(self, model: str, now: float) -> list[Session]:
         """The requests that should go into the model's Redis queue now, in order."""
-        state = self._model(model, now)
+        state = self._model(model)
         released = []
         while len(state.in_redis) < self._settings.queue_window:
             session = state.waiting.pop(now)
@@ -142,7 +156,9 @@ class WaitingRoom:
     def end(self, session: Session) -> None:
         """A request is over. Call once for each that entered."""
         state = self._models[session.model]
-        if not state.waiting.remove(session):
+        if state.waiting.remove(session):
+            del state.since[session]
+        else:
             self._leave_redis(session)
         self._by_client[session.client] -= 1
         if not self._by_client[session.client]:
@@ -152,18 +168,29 @@ class WaitingRoom:
         """By model: requests and prompt tokens that wait, here and in Redis."""
         return {name: (state.requests, state.tokens) for name, state in self._models.items()}
 
+    def held_back(self, model: str) -> int:
+        """Requests that wait here because the window in Redis is full."""
+        state = self._models.get(model)
+        return len(state.waiting) if state else 0
+
+    def oldest_s(self, model: str, now: float) -> float:
+        """How long the request that has waited longest has waited; 0 if none waits."""
+        state = self._models.get(model)
+        return now - next(iter(state.since.values()), now) if state else 0.0
+
     def _leave_redis(self, session: Session) -> bool:
         state = self._models[session.model]
         if session not in state.in_redis:
             return False
         state.in_redis.remove(session)
+        del state.since[session]
         state.tokens_in_redis -= len(session.prompt_ids)
         return True
 
-    def _model(self, name: str, now: float) -> _Model:
+    def _model(self, name: str) -> _Model:
         state = self._models.get(name)
         if state is None:
-            state = self._models[name] = _Model(DrainRate(now))
+            state = self._models[name] = _Model()
         return state
 
     @staticmethod

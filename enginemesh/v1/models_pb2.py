@@ -22,25 +22,27 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from enginemesh.v1 import builds_pb2 as enginemesh_dot_v1_dot_builds__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65nginemesh/v1/models.proto\x12\renginemesh.v1\"\xb2\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x65ngines\x18\x02 \x01(\r\x12\x0f\n\x07workers\x18\x03 \x01(\r\x12(\n\x05state\x18\x04 \x01(\x0e\x32\x19.enginemesh.v1.ModelState\x12\x17\n\x0fqueued_requests\x18\x05 \x01(\x04\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x12\n\nslots_used\x18\x07 \x01(\r\x12\x13\n\x0bmax_seq_len\x18\x08 \x01(\r\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"S\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.enginemesh.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*d\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11MODEL_STATE_READY\x10\x01\x12\"\n\x1eMODEL_STATE_WAITING_FOR_WORKER\x10\x02\x32\x9d\x01\n\x06Models\x12@\n\x08GetModel\x12\x1e.enginemesh.v1.GetModelRequest\x1a\x14.enginemesh.v1.Model\x12Q\n\nListModels\x12 .enginemesh.v1.ListModelsRequest\x1a!.enginemesh.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65nginemesh/v1/models.proto\x12\renginemesh.v1\x1a\x1a\x65nginemesh/v1/builds.proto\x1a\x1egoogle/protobuf/duration.proto\"\xad\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x65ngines\x18\x02 \x01(\r\x12\x0f\n\x07workers\x18\x03 \x01(\r\x12(\n\x05state\x18\x04 \x01(\x0e\x32\x19.enginemesh.v1.ModelState\x12\x17\n\x0fqueued_requests\x18\x05 \x01(\x04\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x12\n\nslots_used\x18\x07 \x01(\r\x12\x13\n\x0bmax_seq_len\x18\x08 \x01(\r\x12\x18\n\x10starting_workers\x18\t \x01(\r\x12.\n\x0boldest_wait\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x07serving\x18\x0b \x01(\x0b\x32\x1e.enginemesh.v1.ServingSettings\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"S\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.enginemesh.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*\x84\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11MODEL_STATE_READY\x10\x01\x12\"\n\x1eMODEL_STATE_WAITING_FOR_WORKER\x10\x02\x12\x1e\n\x1aMODEL_STATE_SCALED_TO_ZERO\x10\x03\x32\x9d\x01\n\x06Models\x12@\n\x08GetModel\x12\x1e.enginemesh.v1.GetModelRequest\x1a\x14.enginemesh.v1.Model\x12Q\n\nListModels\x12 .enginemesh.v1.ListModelsRequest\x1a!.enginemesh.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'enginemesh.v1.models_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODELSTATE']._serialized_start=404
-  _globals['_MODELSTATE']._serialized_end=504
-  _globals['_MODEL']._serialized_start=46
-  _globals['_MODEL']._serialized_end=224
-  _globals['_GETMODELREQUEST']._serialized_start=226
-  _globals['_GETMODELREQUEST']._serialized_end=257
-  _globals['_LISTMODELSREQUEST']._serialized_start=259
-  _globals['_LISTMODELSREQUEST']._serialized_end=317
-  _globals['_LISTMODELSRESPONSE']._serialized_start=319
-  _globals['_LISTMODELSRESPONSE']._serialized_end=402
-  _globals['_MODELS']._serialized_start=507
-  _globals['_MODELS']._serialized_end=664
+  _globals['_MODELSTATE']._serialized_start=588
+  _globals['_MODELSTATE']._serialized_end=720
+  _globals['_MODEL']._serialized_start=106
+  _globals['_MODEL']._serialized_end=407
+  _globals['_GETMODELREQUEST']._serialized_start=409
+  _globals['_GETMODELREQUEST']._serialized_end=440
+  _globals['_LISTMODELSREQUEST']._serialized_start=442
+  _globals['_LISTMODELSREQUEST']._serialized_end=500
+  _globals['_LISTMODELSRESPONSE']._serialized_start=502
+  _globals['_LISTMODELSRESPONSE']._serialized_end=585
+  _globals['_MODELS']._serialized_start=723
+  _globals['_MODELS']._serialized_end=880
 # @@protoc_insertion_point(module_scope)

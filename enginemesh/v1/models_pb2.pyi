@@ -10,6 +10,7 @@ if sys.version_info >= (3, 10):
 else:
     import typing_extensions
 from builtins import (
+    bool,
     int,
     str,
     type,
@@ -17,10 +18,16 @@ from builtins import (
 from collections.abc import (
     Iterable,
 )
+from enginemesh.v1.builds_pb2 import (
+    ServingSettings,
+)
 from google.protobuf.descriptor import (
     Descriptor,
     EnumDescriptor,
     FileDescriptor,
+)
+from google.protobuf.duration_pb2 import (
+    Duration,
 )
 from google.protobuf.internal.containers import (
     RepeatedCompositeFieldContainer,
@@ -50,7 +57,11 @@ class _ModelStateEnumTypeWrapper(_EnumTypeWrapper[_ModelState.ValueType], type):
     MODEL_STATE_READY: _ModelState.ValueType  # 1
     """At least one worker serves it."""
     MODEL_STATE_WAITING_FOR_WORKER: _ModelState.ValueType  # 2
-    """It has engines but no worker: requests wait in the queue."""
+    """It has engines but no worker that takes work, and requests wait for one."""
+    MODEL_STATE_SCALED_TO_ZERO: _ModelState.ValueType  # 3
+    """It has engines but no worker that takes work, and no request: the next one waits until a worker has
+    started, within the limits of `serving`.
+    """
 
 class ModelState(_ModelState, metaclass=_ModelStateEnumTypeWrapper):
     """Whether a model can answer."""
@@ -60,7 +71,11 @@ MODEL_STATE_UNSPECIFIED: ModelState.ValueType  # 0
 MODEL_STATE_READY: ModelState.ValueType  # 1
 """At least one worker serves it."""
 MODEL_STATE_WAITING_FOR_WORKER: ModelState.ValueType  # 2
-"""It has engines but no worker: requests wait in the queue."""
+"""It has engines but no worker that takes work, and requests wait for one."""
+MODEL_STATE_SCALED_TO_ZERO: ModelState.ValueType  # 3
+"""It has engines but no worker that takes work, and no request: the next one waits until a worker has
+started, within the limits of `serving`.
+"""
 
 @final
 class Model(Message):
@@ -76,6 +91,9 @@ class Model(Message):
     SLOTS_FIELD_NUMBER: int
     SLOTS_USED_FIELD_NUMBER: int
     MAX_SEQ_LEN_FIELD_NUMBER: int
+    STARTING_WORKERS_FIELD_NUMBER: int
+    OLDEST_WAIT_FIELD_NUMBER: int
+    SERVING_FIELD_NUMBER: int
     name: str
     """"models/<model>"."""
     engines: int
@@ -85,13 +103,25 @@ class Model(Message):
     state: ModelState.ValueType
     """Whether a request would be taken at once, wait, or be refused."""
     queued_requests: int
-    """Requests that wait in its queues."""
+    """Requests that wait for a worker: those in its queues, and those that this gateway holds back until there
+    is room in them. Requests that other gateways hold back are not counted.
+    """
     slots: int
     """Slots of all its workers."""
     slots_used: int
     """Slots in use."""
     max_seq_len: int
     """Longest sequence, prompt and answer together, that some engine takes, in tokens."""
+    starting_workers: int
+    """Workers that fetch or load an engine of it."""
+    @property
+    def oldest_wait(self) -> Duration:
+        """How long the request that has waited longest has waited. Unset: none waits."""
+
+    @property
+    def serving(self) -> ServingSettings:
+        """How it is to be served: its limits, and what a scaler goes by."""
+
     def __init__(
         self,
         *,
@@ -103,8 +133,13 @@ class Model(Message):
         slots: int = ...,
         slots_used: int = ...,
         max_seq_len: int = ...,
+        starting_workers: int = ...,
+        oldest_wait: Duration | None = ...,
+        serving: ServingSettings | None = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["engines", b"engines", "max_seq_len", b"max_seq_len", "name", b"name", "queued_requests", b"queued_requests", "slots", b"slots", "slots_used", b"slots_used", "state", b"state", "workers", b"workers"]
+    _HasFieldArgType: typing_extensions.TypeAlias = Literal["oldest_wait", b"oldest_wait", "serving", b"serving"]
+    def HasField(self, field_name: _HasFieldArgType) -> bool: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["engines", b"engines", "max_seq_len", b"max_seq_len", "name", b"name", "oldest_wait", b"oldest_wait", "queued_requests", b"queued_requests", "serving", b"serving", "slots", b"slots", "slots_used", b"slots_used", "starting_workers", b"starting_workers", "state", b"state", "workers", b"workers"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 @final

@@ -36,12 +36,21 @@ class Ticket:
     entry_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits for a worker: how many requests, and for how long the oldest has; 0 if there is none."""
+
+    requests: int
+    oldest_s: float
+
+
 class RequestProducer:
     """A gateway's side of the queues of all models."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._is_present = redis.register_script(scripts.IS_PRESENT)
+        self._waiting = redis.register_script(scripts.WAITING)
 
     async def add(self, stream: str, payload: bytes, ttl_s: float) -> Ticket:
         """Appends a serialised QueuedRequest that is worthless after `ttl_s` seconds."""
@@ -64,12 +73,18 @@ class RequestProducer:
 
     async def depth(self, model: str, engines: Iterable[str] = ()) -> int:
         """Entries of a model that no worker has started, its engines' own streams included."""
-        streams = [keys.model_stream(model, priority) for priority in keys.PRIORITIES]
-        streams += [keys.engine_stream(model, engine, p) for engine in engines for p in keys.PRIORITIES]
         async with self._redis.pipeline(transaction=False) as pipe:
-            for stream in streams:
+            for stream in _streams(model, engines):
                 pipe.xlen(stream)
             return sum(await pipe.execute())
+
+    async def waiting(self, model: str, engines: Iterable[str]) -> Waiting:
+        """What waits in the queues of a model and of its engines.
+
+        An entry that was moved counts from its move.
+        """
+        count, oldest_ms = await self._waiting(keys=_streams(model, engines))
+        return Waiting(count, oldest_ms / 1000)
 
 
 class RequestConsumer:
@@ -160,6 +175,11 @@ class RequestConsumer:
                 raise
             await self.open()
             return await call()
+
+
+def _streams(model: str, engines: Iterable[str]) -> list[str]:
+    streams = [keys.model_stream(model, priority) for priority in keys.PRIORITIES]
+    return streams + [keys.engine_stream(model, engine, p) for engine in engines for p in keys.PRIORITIES]
 
 
 async def _remove(redis: Redis, places: Sequence[tuple[str, str]]) -> None:

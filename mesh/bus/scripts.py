@@ -42,6 +42,23 @@ end
 return taken
 """
 
+WAITING = """
+-- KEYS: request streams of one model. Returns how many entries they hold, and the age of the oldest in
+-- milliseconds by Redis's own clock, which made their ids.
+local count, oldest = 0, nil
+for _, key in ipairs(KEYS) do
+  local first = redis.call('XRANGE', key, '-', '+', 'COUNT', 1)[1]
+  if first then
+    count = count + redis.call('XLEN', key)
+    local added = tonumber(string.match(first[1], '^%d+'))
+    oldest = math.min(oldest or added, added)
+  end
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+return {count, oldest and math.max(0, now - oldest) or 0}
+"""
+
 _MOVE = """
 local function move(from, to, group, id)
   local entry = redis.call('XRANGE', from, id, id)[1]

@@ -22,6 +22,9 @@ from enginemesh.v1 import (
 )
 from gateway.server import INFRASTRUCTURE_SERVICES, SERVICES
 from mesh.bus.leases import WORKER, Leases
+from mesh.bus.serving import ServingIndex
+from mesh.model_fields import ServingSettings
+from mesh.settings import GatewaySettings
 from tests.conditions import until
 from tests.gateway.helpers import LENGTH
 from tests.gateway.test_inference import collect, details_of, request
@@ -78,15 +81,44 @@ async def test_health_of_a_model_without_workers_is_not_serving(channel):
 async def test_models_say_whether_they_wait_for_a_worker(channel, engine, redis):
     stub = models_pb2_grpc.ModelsStub(channel)
     model = await stub.GetModel(models_pb2.GetModelRequest(name="models/m"))
-    assert model.state == models_pb2.MODEL_STATE_WAITING_FOR_WORKER
+    assert model.state == models_pb2.MODEL_STATE_SCALED_TO_ZERO
     assert (model.engines, model.workers, model.max_seq_len) == (1, 0, 1 << 20)
+    assert not model.HasField("oldest_wait")
     call = inference_pb2_grpc.InferenceStub(channel).Generate(request())
 
-    async def waits():
-        return (await stub.GetModel(models_pb2.GetModelRequest(name="models/m"))).queued_requests == 1
+    async def waiting():
+        model = await stub.GetModel(models_pb2.GetModelRequest(name="models/m"))
+        return model.queued_requests == 1 and model.oldest_wait.ToMilliseconds() > 0 and model
 
-    await until(waits)
+    await until(waiting)
+    assert (await waiting()).state == models_pb2.MODEL_STATE_WAITING_FOR_WORKER
+    listed = await stub.ListModels(models_pb2.ListModelsRequest())
+    assert [m.state for m in listed.models] == [models_pb2.MODEL_STATE_WAITING_FOR_WORKER]
     call.cancel()
+
+
+async def test_models_count_all_that_this_gateway_holds_and_workers_that_start(channel, engine, redis):
+    stub = models_pb2_grpc.ModelsStub(channel)
+    info = workers_pb2.Worker(
+        name="workers/w8",
+        role=workers_pb2.WORKER_ROLE_INFERENCE,
+        state=workers_pb2.WORKER_STATE_LOADING,
+        model="models/m",
+    )
+    await Leases(redis, WORKER).renew("w8", info.SerializeToString(), ttl_s=60)
+    await ServingIndex(redis).put("m", ServingSettings(max_workers=3))
+    count = GatewaySettings().queue_window + 3
+    calls = [inference_pb2_grpc.InferenceStub(channel).Generate(request()) for _ in range(count)]
+
+    async def all_wait():
+        model = await stub.GetModel(models_pb2.GetModelRequest(name="models/m"))
+        return model.queued_requests == count and model
+
+    await until(all_wait)
+    model = await all_wait()
+    assert (model.workers, model.starting_workers, model.serving.max_workers) == (0, 1, 3)
+    for call in calls:
+        call.cancel()
 
 
 async def test_listings_show_models_engines_and_workers(channel, engine, ready_worker):
@@ -97,6 +129,7 @@ async def test_listings_show_models_engines_and_workers(channel, engine, ready_w
     engines = await engines_pb2_grpc.EnginesStub(channel).ListEngines(engines_pb2.ListEnginesRequest())
     assert [e.name for e in engines.engines] == [f"engines/{engine.digest}"]
     assert engines.engines[0].target == engine.target.to_proto()
+    assert dict(engines.engines[0].options) == engine.options
     workers = await workers_pb2_grpc.WorkersStub(channel).ListWorkers(workers_pb2.ListWorkersRequest())
     assert list(workers.workers) == [ready_worker]
 

@@ -100,13 +100,45 @@ def test_what_would_wait_too_long_is_refused_with_the_time_that_the_queue_takes(
     made = enter(r, *[str(n) for n in range(100)])
     r.next_for_redis("m", 0.0)
     r.claimed(made[0], 0.1)
-    r.check("m", "c", 3, 0.1)
+    r.claimed(made[1], 0.2)
+    r.check("m", "c", 3, 0.2)
     with pytest.raises(ExhaustedError, match=r"serving\.max_waiting_s"):
-        r.check("m", "c", 3, 0.1, ServingSettings(max_waiting_s=1.0))
+        r.check("m", "c", 3, 0.2, ServingSettings(max_waiting_s=1.0))
+
+
+def test_neither_quiet_nor_the_start_of_a_worker_counts_as_slowness():
+    r = room(max_queue_s=5.0)
+    for one in enter(r, *[f"early {n}" for n in range(60)]):
+        r.next_for_redis("m", 0.0)
+        r.claimed(one, 0.5)
+    # Fifteen seconds on, the mean has all but faded, and the worker is gone. A minute later comes another.
+    made = enter(r, *[str(n) for n in range(100)], now=15.0)
+    r.check("m", "c", 3, 15.0)
+    r.next_for_redis("m", 15.0)
+    r.check("m", "c", 3, 75.0)
+    for one in made[:2]:
+        r.claimed(one, 75.0)
+    r.check("m", "c", 3, 75.1)
+
+
+def test_the_oldest_wait_is_of_the_one_that_came_first_and_still_waits():
+    r = room()
+    (first,) = enter(r, "a", now=1.0)
+    made = enter(r, "b", "c", "d", now=2.0)
+    assert r.oldest_s("m", 5.0) == 4.0
+    assert r.held_back("m") == 4
+    r.next_for_redis("m", 5.0)
+    assert r.held_back("m") == 2
+    r.claimed(first, 5.0)
+    assert r.oldest_s("m", 5.0) == 3.0
+    for one in [first, *made]:
+        r.end(one)
+    assert (r.oldest_s("m", 9.0), r.held_back("m")) == (0.0, 0)
+    assert (r.oldest_s("unknown", 9.0), r.held_back("unknown")) == (0.0, 0)
 
 
 def test_the_rate_is_right_from_the_start_and_fades():
-    rate = DrainRate(0.0)
+    rate = DrainRate()
     assert rate.tokens_per_s(1.0) == 0
     for step in range(1, 21):
         rate.record(30, step * 0.1)

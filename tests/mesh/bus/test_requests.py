@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from mesh.bus import keys
-from mesh.bus.requests import RequestConsumer, RequestProducer
+from mesh.bus.requests import RequestConsumer, RequestProducer, Waiting
 from tests.conditions import until
 
 MODEL = "m"
@@ -235,6 +235,20 @@ async def test_depth_counts_the_model_and_its_engines(producer, open_worker):
 
     assert await producer.depth(MODEL) == 2
     assert await producer.depth(MODEL, [ENGINE]) == 3
+
+
+async def test_waiting_tells_how_many_and_the_age_of_the_oldest(producer, open_worker):
+    assert await producer.waiting(MODEL, [ENGINE]) == Waiting(0, 0.0)
+    await producer.add(keys.engine_stream(MODEL, ENGINE, "low"), b"a", 60)
+    await until(lambda: _is_older(producer, 0.05))
+    await producer.add(NORMAL, b"b", 60)
+    waiting = await producer.waiting(MODEL, [ENGINE])
+    assert waiting.requests == 2
+    assert 0.05 < waiting.oldest_s < 20
+
+
+async def _is_older(producer, limit_s):
+    return (await producer.waiting(MODEL, [ENGINE])).oldest_s > limit_s
 
 
 async def test_wait_gives_what_comes(producer, open_worker):
