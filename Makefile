@@ -20,14 +20,15 @@ CODE := mesh gateway build_worker infer_worker cli benchmarks tests
 	@VIRTUAL_ENV=.venv-codegen .venv-codegen/bin/uv pip sync -q requirements/codegen.lock
 	@touch $@
 
-# A torch without CUDA comes from an index or folder that pip is configured with (PIP_EXTRA_INDEX_URL,
-# PIP_FIND_LINKS); the one of the public registry works too but is larger.
+# Needs a torch without CUDA, from an index or folder that pip is configured with (PIP_EXTRA_INDEX_URL,
+# PIP_FIND_LINKS): the public registry's does not start without the CUDA libraries that --no-deps leaves out.
 .venv-modelopt/ready: requirements/modelopt.lock
 	@$(PYTHON) -m venv .venv-modelopt
 	@.venv-modelopt/bin/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/modelopt.lock
+	@.venv-modelopt/bin/python -c 'import torch'
 	@touch $@
 
-.PHONY: help setup demo up test test-modelopt check format protos docs lock clean
+.PHONY: help setup demo up test test-modelopt check check-image format protos docs lock clean
 
 help: ## Show what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,7 +45,12 @@ test: .venv/ready ## Run all tests; ARGS="..." goes to pytest
 	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-modelopt: .venv/ready .venv-modelopt/ready ## Quantise a small Llama to every format with nvidia-modelopt
-	@ENGINEMESH_TEST_MODELOPT=.venv-modelopt/bin/python $(BIN)/pytest -n 0 tests/build_worker/backends/test_tensorrt_llm_modelopt.py $(ARGS)
+	@ENGINEMESH_TEST_MODELOPT=$(CURDIR)/.venv-modelopt/bin/python $(BIN)/pytest -n 0 tests/build_worker/backends/test_tensorrt_llm_modelopt.py $(ARGS)
+
+check-image: .venv/ready ## Resolve our requirements together with those of TensorRT-LLM's image
+	@mkdir -p .cache
+	@$(BIN)/uv pip compile -q --no-header --python-version 3.12 --python-platform x86_64-unknown-linux-gnu --no-emit-index-url pyproject.toml deploy/docker/tensorrt-llm.image.in -c deploy/docker/tensorrt-llm.constraints.txt -o .cache/tensorrt-llm-image.txt
+	@grep -E '^(torch|transformers|tokenizers|huggingface-hub|numpy|nvidia-modelopt|pydantic|protobuf|grpcio)==' .cache/tensorrt-llm-image.txt
 
 check: .venv/ready .venv-codegen/ready ## Format, lint, types, protos
 	$(BIN)/ruff format --check $(CODE)

@@ -104,7 +104,7 @@ class ResumableBuilder(Builder, Protocol):
     The result of a part that ended is kept in the store until the build has ended, so that a build whose
     worker died goes on from there. After the last part `build` is called, with its result as `job.previous`.
 
-    So `tensorrt_llm` would have quantise (source to checkpoint), compile (checkpoint to engine files) and
+    So `tensorrt_llm` has quantise (source to checkpoint), compile (checkpoint to engine files) and
     collect (engine files and tokenizer to what is published) as parts, and a `build` that moves what collect
     left into `job.output` and reads the traits from it.
     """

@@ -11,6 +11,7 @@ import shutil
 import sys
 from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from build_worker.backends.base import BuildInput, EngineTraits, Part, Report
@@ -38,7 +39,6 @@ from mesh.versions import TENSORRT_LLM_TOOLS, installed_versions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from mesh.model_file import ModelFile
     from mesh.object_store import ObjectStore
@@ -66,13 +66,20 @@ class TensorRtLlmBuilder:
 
     @cached_property
     def _python(self) -> str:
-        return str(self._settings.modelopt_python or sys.executable)
+        # Programs are started in the build's folder; what is resolved is no environment's Python any more.
+        return str((self._settings.modelopt_python or Path(sys.executable)).absolute())
+
+    @cached_property
+    def _compiler(self) -> str:
+        """The path of trtllm-build; empty if there is none."""
+        found = shutil.which(self._settings.trtllm_build)
+        return str(Path(found).absolute()) if found else ""
 
     def validate(self, spec: ModelFile) -> None:
         """See Builder."""
         spec.check()
         check(spec)
-        if shutil.which(self._settings.trtllm_build) is None:
+        if not self._compiler:
             raise _not_installed(f"no {self._settings.trtllm_build}", "tensorrt-llm 1.2.1")
         if self._settings.modelopt_python is None:
             has_modelopt = find_spec("modelopt") is not None
@@ -123,7 +130,7 @@ class TensorRtLlmBuilder:
         require_contract(words)
         try:
             run_build(
-                [self._settings.trtllm_build, *words],
+                [self._compiler, *words],
                 job.work,
                 checkpoint.ranks,
                 lambda done, what: report(Stage.COMPILE, done, what),
@@ -215,6 +222,9 @@ def _capabilities(spec: ModelFile) -> tuple[str, ...]:
         found.append(capabilities.PREFIX_CACHING)
     if spec.options.get("gather_generation_logits") == "true":
         found.append(capabilities.LOGPROBS)
+    if spec.speculation is None:
+        found.append(capabilities.GUIDED_DECODING)
+    found += [capabilities.lora(adapter.name) for adapter in spec.lora]
     return tuple(sorted(found))
 
 
