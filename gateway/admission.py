@@ -29,6 +29,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 64
 MAX_LOGPROBS = 20
+MAX_GUIDE_CHARACTERS = 65_536
+MAX_LORA_CHARACTERS = 256
 MAX_TEMPERATURE = 2.0
 MAX_PENALTY = 2.0
 NO_PENALTY = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -201,6 +203,10 @@ def _needed_capabilities(sampling: sampling_pb2.SamplingParams) -> dict[str, str
         needed[capabilities.TOP_LOGPROBS if sampling.logprobs else capabilities.LOGPROBS] = "logprobs"
     if sampling.HasField("seed"):
         needed[capabilities.SEED] = "seed"
+    if sampling.lora:
+        needed[capabilities.lora(sampling.lora)] = "lora"
+    if sampling.HasField("guided"):
+        needed[capabilities.GUIDED_DECODING] = "guided"
     for field, neutral in NO_PENALTY.items():
         if sampling.HasField(field) and getattr(sampling, field) != neutral:  # type: ignore[arg-type]
             needed[capabilities.PENALTIES] = field
@@ -258,6 +264,7 @@ def _check_sampling(sampling: sampling_pb2.SamplingParams) -> None:
     _check_range(sampling, "presence_penalty", -MAX_PENALTY, MAX_PENALTY)
     _check_range(sampling, "frequency_penalty", -MAX_PENALTY, MAX_PENALTY)
     _check_stops(sampling)
+    _check_guide(sampling)
 
 
 def _check_stops(sampling: sampling_pb2.SamplingParams) -> None:
@@ -274,6 +281,21 @@ def _check_stops(sampling: sampling_pb2.SamplingParams) -> None:
         raise InvalidFieldError(
             "sampling.stop_token_ids", f"at most {MAX_STOP_TOKENS}, not {len(sampling.stop_token_ids)}"
         )
+
+
+def _check_guide(sampling: sampling_pb2.SamplingParams) -> None:
+    if len(sampling.lora) > MAX_LORA_CHARACTERS:
+        raise InvalidFieldError("sampling.lora", f"at most {MAX_LORA_CHARACTERS} characters")
+    if not sampling.HasField("guided"):
+        return
+    kind = sampling.guided.WhichOneof("guide")
+    if kind is None:
+        raise InvalidFieldError("sampling.guided", "one of json_schema, json, regex, grammar is required")
+    guide = getattr(sampling.guided, kind)
+    if not guide:
+        raise InvalidFieldError(f"sampling.guided.{kind}", "must not be empty or false")
+    if kind != "json" and len(guide) > MAX_GUIDE_CHARACTERS:
+        raise InvalidFieldError(f"sampling.guided.{kind}", f"at most {MAX_GUIDE_CHARACTERS} characters")
 
 
 def _check_stop_tokens(ids: Sequence[int], vocab_size: int) -> None:

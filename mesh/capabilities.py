@@ -25,11 +25,19 @@ PENALTIES = "penalties"
 PREFIX_CACHING = "prefix_caching"
 """A prompt that begins like an earlier one skips the part they share."""
 
+GUIDED_DECODING = "guided_decoding"
+"""Answers in a form that the client gives: a JSON schema, a regular expression, a grammar."""
+
 SAMPLING = "sampling"
 """A temperature above 0. Every engine can unless it lists GREEDY_ONLY, so that no manifest lists it."""
 
 GREEDY_ONLY = "greedy_only"
 """A limit: the engine takes only requests with temperature 0."""
+
+
+def lora(name: str) -> str:
+    """The capability to answer with an adapter, by its name in the model file."""
+    return f"lora:{name}"
 
 
 def offered(listed: Iterable[str]) -> frozenset[str]:

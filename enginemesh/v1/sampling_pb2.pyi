@@ -57,6 +57,8 @@ class SamplingParams(Message):
     LOGPROBS_FIELD_NUMBER: int
     IGNORE_EOS_FIELD_NUMBER: int
     N_FIELD_NUMBER: int
+    LORA_FIELD_NUMBER: int
+    GUIDED_FIELD_NUMBER: int
     max_tokens: int
     """New tokens at most, at least 1. Unset: as many as fit the engine's sequence length."""
     temperature: float
@@ -86,6 +88,10 @@ class SamplingParams(Message):
     """Go on past the model's end-of-sequence token. For benchmarks."""
     n: int
     """Answers to one prompt. Only 1 is served. Unset: 1."""
+    lora: str
+    """LoRA adapter that answers, by its name in the model file; for engines that have the capability
+    "lora:<name>". Empty: the model as it is.
+    """
     @property
     def stop(self) -> RepeatedScalarFieldContainer[str]:
         """Generation ends where one of these strings appears; neither it nor what follows is sent. At most 16
@@ -95,6 +101,12 @@ class SamplingParams(Message):
     @property
     def stop_token_ids(self) -> RepeatedScalarFieldContainer[int]:
         """Generation ends at one of these token ids; the id itself is not sent as text. At most 64."""
+
+    @property
+    def guided(self) -> GuidedDecoding:
+        """What the answer must look like; for engines that have the capability "guided_decoding". Such an answer
+        is not moved once it has begun: if its worker dies, it fails. Unset: anything.
+        """
 
     def __init__(
         self,
@@ -112,10 +124,12 @@ class SamplingParams(Message):
         logprobs: int | None = ...,
         ignore_eos: bool = ...,
         n: int | None = ...,
+        lora: str = ...,
+        guided: GuidedDecoding | None = ...,
     ) -> None: ...
-    _HasFieldArgType: typing_extensions.TypeAlias = Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]
+    _HasFieldArgType: typing_extensions.TypeAlias = Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "guided", b"guided", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]
     def HasField(self, field_name: _HasFieldArgType) -> bool: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "guided", b"guided", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "lora", b"lora", "max_tokens", b"max_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: typing_extensions.TypeAlias = Literal["frequency_penalty"]
     _WhichOneofArgType__frequency_penalty: typing_extensions.TypeAlias = Literal["_frequency_penalty", b"_frequency_penalty"]
@@ -157,3 +171,37 @@ class SamplingParams(Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
     @overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+
+@final
+class GuidedDecoding(Message):
+    """A form that an answer must have. At most 65,536 characters."""
+
+    DESCRIPTOR: Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: int
+    JSON_FIELD_NUMBER: int
+    REGEX_FIELD_NUMBER: int
+    GRAMMAR_FIELD_NUMBER: int
+    json_schema: str
+    """A JSON schema, as text."""
+    json: bool
+    """Any JSON value; must be true."""
+    regex: str
+    """A regular expression."""
+    grammar: str
+    """A grammar in EBNF."""
+    def __init__(
+        self,
+        *,
+        json_schema: str = ...,
+        json: bool = ...,
+        regex: str = ...,
+        grammar: str = ...,
+    ) -> None: ...
+    _HasFieldArgType: typing_extensions.TypeAlias = Literal["grammar", b"grammar", "guide", b"guide", "json", b"json", "json_schema", b"json_schema", "regex", b"regex"]
+    def HasField(self, field_name: _HasFieldArgType) -> bool: ...
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["grammar", b"grammar", "guide", b"guide", "json", b"json", "json_schema", b"json_schema", "regex", b"regex"]
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_guide: typing_extensions.TypeAlias = Literal["json_schema", "json", "regex", "grammar"]
+    _WhichOneofArgType_guide: typing_extensions.TypeAlias = Literal["guide", b"guide"]
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_guide) -> _WhichOneofReturnType_guide | None: ...

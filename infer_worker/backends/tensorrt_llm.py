@@ -26,6 +26,7 @@ from infer_worker.backends.base import (
     failed,
     refused,
 )
+from infer_worker.backends.tensorrt_llm_adapters import Adapters
 from infer_worker.backends.tensorrt_llm_config import EngineFiles, executor_config
 from infer_worker.backends.tensorrt_llm_request import executor_request, new_tokens
 from infer_worker.step_builder import StepBuilder
@@ -79,7 +80,8 @@ class TensorRtLlmBackend:
 
         self._library = executor
         self._manifest = manifest
-        self._files = EngineFiles(folder)
+        self._files = EngineFiles(folder, manifest)
+        self._adapters = Adapters(executor, manifest, folder)
         self._limits = EngineLimits(
             slots=min(manifest.max_batch_size, self._files.max_batch_size),
             max_seq_len=min(manifest.max_seq_len, self._files.max_seq_len),
@@ -111,6 +113,7 @@ class TensorRtLlmBackend:
         """
         try:
             limit = new_tokens(command, self._manifest, self._limits.max_seq_len)
+            adapter = self._adapters.config(command.sampling.lora)
         except RefusedSequenceError as error:
             self._ended.append(refused(command.id, str(error)))
             return
@@ -120,7 +123,7 @@ class TensorRtLlmBackend:
         if not self._executor.can_enqueue_requests():
             raise RuntimeError("the executor takes no requests any more")
         try:
-            request = executor_request(self._library, command, limit, self._manifest)
+            request = executor_request(self._library, command, limit, self._manifest, adapter)
             engine_id = self._executor.enqueue_request(request)
         except (RuntimeError, ValueError, TypeError) as error:  # the library's own checks
             self._ended.append(refused(command.id, _first_line(error)))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mesh.capabilities import GUIDED_DECODING
 from mesh.kinds import KINDS
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ class EngineFiles:
         ValueError: config.json is none of an engine.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.tokenizer = folder / manifest.tokenizer.file
         config = json.loads((folder / "config.json").read_bytes())
         try:
             build, model = config["build_config"], config["pretrained_config"]
@@ -77,6 +79,8 @@ def executor_config(executor: Any, manifest: Manifest, files: EngineFiles) -> An
     }
     if files.world_size > 1:
         arguments["parallel_config"] = _orchestrated(executor)
+    if GUIDED_DECODING in manifest.capabilities:
+        arguments["guided_decoding_config"] = _guided_decoding_config(executor, manifest, files.tokenizer)
     decoding = _decoding_config(executor, manifest)
     if decoding is not None:
         arguments["decoding_config"] = decoding
@@ -91,6 +95,20 @@ def _orchestrated(executor: Any) -> Any:
         communication_type=executor.CommunicationType.MPI,
         communication_mode=executor.CommunicationMode.ORCHESTRATOR,
         orchestrator_config=orchestrator,
+    )
+
+
+def _guided_decoding_config(executor: Any, manifest: Manifest, tokenizer: Path) -> Any:
+    """XGrammar wants the vocabulary as text, in the order of the ids."""
+    from tokenizers import Tokenizer
+
+    text = tokenizer.read_text()
+    vocabulary = Tokenizer.from_str(text).get_vocab()
+    return executor.GuidedDecodingConfig(
+        backend=executor.GuidedDecodingConfig.GuidedDecodingBackend.XGRAMMAR,
+        encoded_vocab=sorted(vocabulary, key=vocabulary.__getitem__),
+        tokenizer_str=text,
+        stop_token_ids=list(manifest.tokenizer.eos_token_ids),
     )
 
 

@@ -33,6 +33,9 @@ def new_tokens(command: engine_process_pb2.AddSequence, manifest: Manifest, max_
         raise RefusedSequenceError(
             f"sampling.top_k: this engine samples among {MAX_TOP_K} tokens at most, or all"
         )
+    if sampling.HasField("guided") and command.resumed:
+        # The guide would begin anew in the middle of the answer.
+        raise RefusedSequenceError("sampling.guided: such an answer cannot go on after a move")
     length = len(command.prompt_ids) - command.resumed
     if manifest.max_input_len is not None and length > manifest.max_input_len:
         raise RefusedSequenceError(
@@ -42,7 +45,11 @@ def new_tokens(command: engine_process_pb2.AddSequence, manifest: Manifest, max_
 
 
 def executor_request(
-    executor: Any, command: engine_process_pb2.AddSequence, limit: int, manifest: Manifest
+    executor: Any,
+    command: engine_process_pb2.AddSequence,
+    limit: int,
+    manifest: Manifest,
+    adapter: Any = None,
 ) -> Any:
     """The Request of a sequence. A new one each time: nothing of it is shared with others.
 
@@ -51,6 +58,7 @@ def executor_request(
         command: The sequence.
         limit: New tokens at most.
         manifest: Of the engine.
+        adapter: The LoraConfig to answer with, if any.
     """
     sampling = command.sampling
     ends = () if sampling.ignore_eos else manifest.tokenizer.eos_token_ids
@@ -70,7 +78,26 @@ def executor_request(
         end_id=NO_TOKEN,
         stop_words=stop_words or None,
         client_id=command.id,
+        lora_config=adapter,
+        guided_decoding_params=_guide(executor, sampling),
     )
+
+
+def _guide(executor: Any, sampling: sampling_pb2.SamplingParams) -> Any:
+    """The form that the answer must have; None for any."""
+    if not sampling.HasField("guided"):
+        return None
+    types = executor.GuidedDecodingParams.GuideType
+    guided = sampling.guided
+    if guided.json_schema:
+        kind, guide = types.JSON_SCHEMA, guided.json_schema
+    elif guided.regex:
+        kind, guide = types.REGEX, guided.regex
+    elif guided.grammar:
+        kind, guide = types.EBNF_GRAMMAR, guided.grammar
+    else:
+        kind, guide = types.JSON, None
+    return executor.GuidedDecodingParams(guide_type=kind, guide=guide)
 
 
 def _sampling_config(executor: Any, sampling: sampling_pb2.SamplingParams, vocab_size: int) -> Any:

@@ -211,6 +211,8 @@ def test_a_request_of_any_length_fits_every_engine_that_takes_its_prompt():
         ({"repetition_penalty": 1.1}, capabilities.PENALTIES),
         ({"presence_penalty": -1}, capabilities.PENALTIES),
         ({"frequency_penalty": 0.1}, capabilities.PENALTIES),
+        ({"lora": "polite"}, "lora:polite"),
+        ({"guided": {"regex": "[0-9]+"}}, capabilities.GUIDED_DECODING),
     ],
 )
 def test_a_feature_that_no_engine_has_is_refused(sampling, capability):
@@ -220,6 +222,21 @@ def test_a_feature_that_no_engine_has_is_refused(sampling, capability):
     (field,) = sampling
     assert caught.value.metadata == {"field": f"sampling.{field}", "capability": capability}
     assert admit(message, 10, engine(abilities=(capability,))).engine == ""
+
+
+@pytest.mark.parametrize(
+    ("guided", "field"),
+    [
+        ({}, "sampling.guided"),
+        ({"json": False}, "sampling.guided.json"),
+        ({"regex": ""}, "sampling.guided.regex"),
+        ({"grammar": "a" * 65_537}, "sampling.guided.grammar"),
+    ],
+)
+def test_a_guide_without_sense_is_refused(guided, field):
+    with pytest.raises(InvalidFieldError) as caught:
+        admission.check(request(sampling={"guided": guided}), 1 << 20)
+    assert caught.value.field == field
 
 
 def test_a_penalty_that_is_off_needs_no_feature():

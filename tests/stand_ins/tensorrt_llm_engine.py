@@ -48,6 +48,8 @@ def make_engine(folder: Path, *, ranks: int = 1, **fields) -> Manifest:
     }
     files = {"config.json": json.dumps(config).encode(), "tokenizer.json": tokenizer()}
     files |= {f"rank{rank}.engine": b"plan" for rank in range(ranks)}
+    names = json.loads(fields.get("options", {}).get("lora", "[]"))
+    files |= {f"lora/{number}/adapter_config.json": b"{}" for number in range(len(names))}
     defaults = {
         **sizes,
         "model": "standin",

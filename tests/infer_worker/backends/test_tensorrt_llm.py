@@ -8,8 +8,9 @@ import time
 import pytest
 
 from infer_worker.backends.tensorrt_llm import TensorRtLlmBackend
+from mesh.capabilities import GUIDED_DECODING
 from tests.conditions import until
-from tests.infer_worker.backends.driver import Driver
+from tests.infer_worker.backends.driver import Driver, Result, add_command
 from tests.stand_ins.paths import TENSORRT_LLM
 from tests.stand_ins.tensorrt_llm_engine import EOS, TOKENS_PER_BLOCK, VERSIONS, make_engine
 
@@ -259,6 +260,65 @@ def test_several_gpus_are_orchestrated(monkeypatch, start):
 def test_speculation_is_told_to_the_executor(monkeypatch, start):
     config = given_configuration(monkeypatch, start, options={"speculation": "lookahead"})
     assert config.decoding_config.lookahead_decoding_config.max_ngram_size == 3
+
+
+def test_adapters_answer_by_request(start):
+    driver = start(options={"lora": '["polite", "terse"]'})
+    answers = {}
+    for name in ("", "polite", "terse"):
+        identifier = driver.add(PROMPTS[0], max_tokens=10, ignore_eos=True, lora=name)
+        driver.run()
+        assert driver.results[identifier].reason == "LENGTH", driver.results[identifier].error
+        answers[name] = driver.results[identifier].ids
+    assert len({tuple(answer) for answer in answers.values()}) == 3
+    plain = driver.generate(PROMPTS[0], max_tokens=10, ignore_eos=True)
+    assert plain.ids == answers[""]
+    rude = driver.generate(PROMPTS[0], max_tokens=10, lora="rude")
+    assert (rude.reason, rude.error) == ("REFUSED", "sampling.lora: this engine has no adapter 'rude'")
+
+
+def test_engine_that_lost_an_adapter_fails_to_load(library, tmp_path):
+    manifest = make_engine(tmp_path / "engine", options={"lora": '["polite"]'})
+    (tmp_path / "engine" / "lora" / "0" / "adapter_config.json").unlink()
+    (tmp_path / "engine" / "lora" / "0").rmdir()
+    with pytest.raises(ValueError, match="no lora/0, which ought to be adapter polite"):
+        TensorRtLlmBackend().load(tmp_path / "engine", manifest)
+
+
+GUIDES = {"json_schema": '{"type": "object"}', "json": True, "regex": "[0-9]+", "grammar": 'root ::= "a"'}
+
+
+def guided(driver, kind, **fields):
+    command = add_command(77, PROMPTS[0], max_tokens=10, ignore_eos=True, **fields)
+    setattr(command.sampling.guided, kind, GUIDES[kind])
+    driver.results[77] = Result()
+    driver.backend.add(command)
+    driver.run()
+    return driver.results[77]
+
+
+def test_every_sort_of_guide_reaches_the_executor(start):
+    driver = start(capabilities=(GUIDED_DECODING,))
+    plain = driver.generate(PROMPTS[0], max_tokens=10, ignore_eos=True).ids
+    answers = [guided(driver, kind) for kind in GUIDES]
+    assert {answer.reason for answer in answers} == {"LENGTH"}
+    assert len({tuple(answer.ids) for answer in answers} | {tuple(plain)}) == len(GUIDES) + 1
+
+
+def test_guided_answer_does_not_go_on_after_a_move(start):
+    result = guided(start(capabilities=(GUIDED_DECODING,)), "json", resumed=1)
+    assert result.reason == "REFUSED"
+    assert "cannot go on after a move" in result.error
+
+
+def test_vocabulary_for_guides_is_in_the_order_of_the_ids(monkeypatch, start):
+    from tokenizers import Tokenizer
+
+    config = given_configuration(monkeypatch, start, capabilities=(GUIDED_DECODING,))
+    guides = config.guided_decoding_config
+    tokenizer = Tokenizer.from_str(guides.tokenizer_str)
+    assert guides.encoded_vocab == [tokenizer.id_to_token(number) for number in range(256)]
+    assert guides.stop_token_ids == [EOS]
 
 
 def test_option_without_sense_fails_to_load(start):

@@ -9,7 +9,7 @@ from typing_extensions import Self
 from tensorrt_llm.contracted import CONTRACT, by_name
 from tensorrt_llm.executor.result import IterationResult, RequestOutput
 from tensorrt_llm.llmapi import llm_args
-from tensorrt_llm.runtime import Runtime, Sequence
+from tensorrt_llm.made_up import Runtime, Sequence
 from tensorrt_llm.sampling_params import SamplingParams
 
 STATS_TIMEOUT_S = 2.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import threading
 from collections import deque
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 from typing_extensions import Self
 
 from tensorrt_llm.contracted import CONTRACT, contracted, enumeration
-from tensorrt_llm.runtime import Runtime, Sequence
+from tensorrt_llm.made_up import Runtime, Sequence
 
 BatchingType = enumeration("BatchingType")
 CapacitySchedulerPolicy = enumeration("CapacitySchedulerPolicy")
@@ -26,7 +27,11 @@ ModelType = enumeration("ModelType")
 DecodingConfig = contracted("DecodingConfig")
 ExecutorConfig = contracted("ExecutorConfig")
 GuidedDecodingConfig = contracted("GuidedDecodingConfig")
+GuidedDecodingConfig.GuidedDecodingBackend = enum.Enum("GuidedDecodingBackend", ["XGRAMMAR", "LLGUIDANCE"])
+GuidedDecodingParams = contracted("executor.GuidedDecodingParams")
+GuidedDecodingParams.GuideType = enum.Enum("GuideType", ["JSON", "JSON_SCHEMA", "REGEX", "EBNF_GRAMMAR"])
 KvCacheConfig = contracted("executor.KvCacheConfig")
+LoraConfig = contracted("LoraConfig")
 LookaheadDecodingConfig = contracted("executor.LookaheadDecodingConfig")
 OrchestratorConfig = contracted("OrchestratorConfig")
 OutputConfig = contracted("OutputConfig")
@@ -118,6 +123,7 @@ class Executor:
             max_num_tokens=executor_config.max_num_tokens or 8192,
             is_chunked=executor_config.enable_chunked_context,
         )
+        self._is_guided = executor_config.guided_decoding_config is not None
         self._responses: deque[Response] = deque()
         self._arrived = threading.Condition()
 
@@ -132,6 +138,12 @@ class Executor:
             raise RuntimeError("[TensorRT-LLM][ERROR] Assertion failed: !inputTokenIds.empty()")
         if sampling.repetition_penalty is not None and sampling.repetition_penalty <= 0:
             raise RuntimeError("[TensorRT-LLM][ERROR] Assertion failed: repetitionPenalty > 0")
+        guide = request.guided_decoding_params
+        if guide is not None and not self._is_guided:
+            raise RuntimeError("[TensorRT-LLM][ERROR] Request has guided decoding params, but it is disabled")
+        changes = "" if guide is None else f"{guide.guide_type.name} {guide.guide}"
+        if request.lora_config is not None:
+            changes += f"adapter {request.lora_config.task_id}"
         # Without top_k and top_p it takes the likeliest token, and without a seed always seed 0.
         is_greedy = sampling.top_k == 1 or not (sampling.top_k or sampling.top_p)
         stops = request.stop_words or []
@@ -147,6 +159,7 @@ class Executor:
                 tell=tell,
                 stops=frozenset(word[0] for word in stops),
                 end_id=-1 if request.end_id is None else request.end_id,
+                changes=changes,
                 seed=None if is_greedy else sampling.seed or 0,
             )
         )

@@ -11,7 +11,7 @@ from typing_extensions import Self
 from tensorrt_llm.contracted import contracted
 
 if TYPE_CHECKING:
-    from tensorrt_llm.runtime import Runtime, Sequence
+    from tensorrt_llm.made_up import Runtime, Sequence
 
 POLL_S = 0.002
 _REASONS = {"LENGTH": "length", "STOP_WORDS": "stop", "END_ID": "stop", "CANCELLED": "cancelled"}

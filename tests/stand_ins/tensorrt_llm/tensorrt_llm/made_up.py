@@ -32,6 +32,7 @@ class Sequence:
     stops: frozenset[int] = frozenset()
     end_id: int = -1
     seed: int | None = None
+    changes: str = ""
     id: int = 0
     answer: list[int] = field(default_factory=list)
     prefilled: int = 0
@@ -88,7 +89,9 @@ class Runtime:
             sequence.id = self._last_id
             sequence.arrival = time.monotonic()
             sequence.limit = min(sequence.limit, self.max_seq_len - length)
-            sequence.state = zlib.crc32(array("I", sequence.prompt).tobytes())
+            # An adapter or a guide makes it another answer.
+            begin = zlib.crc32(sequence.changes.encode())
+            sequence.state = zlib.crc32(array("I", sequence.prompt).tobytes(), begin)
             self._waiting.append(sequence)
             self._changed.notify_all()
         return sequence.id
