@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from cli import drift
 from cli.checks import State
 from mesh.contract import Contract
-from tests.stand_ins.paths import TENSORRT_LLM
+from tests.stand_ins.paths import TENSORRT_LLM, TRTLLM_BUILD
 
 EXECUTOR = "tensorrt_llm.bindings.executor"
 
@@ -76,6 +76,12 @@ def test_flags_of_the_builder_are_compared(library, contract, tmp_path, monkeypa
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     check = next(check for check in drift.check_drift("tensorrt_llm") if check.name == "trtllm-build")
     assert (check.state, check.detail) == (State.failed, "no flag gemm_plugin; new flag shiny")
+
+
+def test_stand_in_of_the_builder_has_every_flag(library, monkeypatch):
+    monkeypatch.setenv("PATH", f"{TRTLLM_BUILD.parent}:/bin:/usr/bin:{Path(sys.executable).parent}")
+    check = next(check for check in drift.check_drift("tensorrt_llm") if check.name == "trtllm-build")
+    assert (check.state, check.detail) == (State.ok, "as expected")
 
 
 def test_library_that_is_not_there_is_told():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import time
 
@@ -11,7 +13,7 @@ from infer_worker.backends.tensorrt_llm import TensorRtLlmBackend
 from mesh.capabilities import GUIDED_DECODING
 from tests.conditions import until
 from tests.infer_worker.backends.driver import Driver, Result, add_command
-from tests.stand_ins.paths import TENSORRT_LLM
+from tests.stand_ins.paths import TENSORRT_LLM, TRTLLM_BUILD
 from tests.stand_ins.tensorrt_llm_engine import EOS, TOKENS_PER_BLOCK, VERSIONS, make_engine
 
 PROMPTS = [[65 + n, 66, 67, 68 + n] for n in range(6)]
@@ -340,3 +342,32 @@ def test_executor_that_has_ended_ends_the_process(driver):
     driver.backend._executor.shutdown()
     with pytest.raises(RuntimeError, match="takes no requests any more"):
         driver.add(PROMPTS[0], max_tokens=1)
+
+
+def test_what_the_builder_leaves_is_served(library, tmp_path):
+    checkpoint, adapter, output = tmp_path / "checkpoint", tmp_path / "adapter", tmp_path / "built"
+    for folder in (checkpoint, adapter):
+        folder.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    (checkpoint / "rank0.safetensors").write_bytes(b"weights")
+    model = {"architecture": "LlamaForCausalLM", "vocab_size": 256, "mapping": {"world_size": 1}}
+    (checkpoint / "config.json").write_text(json.dumps(model))
+    flags = {
+        "checkpoint_dir": checkpoint,
+        "output_dir": output,
+        "output_timing_cache": tmp_path / "timing",
+        "lora_dir": adapter,
+        "max_batch_size": 4,
+        "max_input_len": 63,
+        "max_seq_len": 64,
+    }
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    subprocess.run([sys.executable, TRTLLM_BUILD, *words], check=True, capture_output=True)
+    manifest = make_engine(tmp_path / "described", options={"lora": '["polite"]'})
+    backend = TensorRtLlmBackend()
+    limits = backend.load(output, manifest)
+    assert (limits.slots, limits.max_seq_len) == (4, 64)
+    driver = Driver(backend)
+    assert driver.generate(PROMPTS[0], ignore_eos=True, lora="polite").reason == "LENGTH"
+    assert len(driver.results[1].ids) == 60
+    backend._executor.shutdown()
