@@ -67,6 +67,11 @@ class Client:
         pages = _pages(self._models.ListModels, models_pb2.ListModelsRequest(page_size=PAGE_SIZE))
         return (model for page in pages for model in page.models)
 
+    def model(self, name: str) -> models_pb2.Model:
+        """One model, by its bare name."""
+        request = models_pb2.GetModelRequest(name=f"models/{name}")
+        return self._models.GetModel(request, timeout=CALL_TIMEOUT_S)
+
     def engines(self, model: str = "") -> Iterator[engines_pb2.Engine]:
         """Every engine, newest first; of one model ("models/<model>") if named."""
         request = engines_pb2.ListEnginesRequest(page_size=PAGE_SIZE, model=model)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import count, product
 from typing import TYPE_CHECKING
 
 from cli import child_logs
@@ -38,6 +38,9 @@ MANY_FAILURES = 3
 
 LOG_LINES_SHOWN = 15
 
+GATEWAY_INDEX, BUILDER_INDEX, FIRST_WORKER_INDEX = range(3)
+"""What is added to ENGINEMESH_METRICS_PORT for the port of each process."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -48,7 +51,7 @@ class Plan:
         port: Of the gateway, on loopback.
         kind: Engine kind that the workers handle.
         models: One group of inference workers serves each.
-        workers: Inference workers for each model.
+        workers: Inference workers for each model to begin with.
         source_roots: Folders whose models the build worker may read.
         has_builder: Whether there is a build worker.
     """
@@ -87,6 +90,7 @@ class LocalMesh:
         self._data_dir = self._settings.data_dir
         self._supervisor = Supervisor(self._data_dir / "logs", self.report, self.echo)
         self._services: list[Child] = []
+        self._workers: dict[int, tuple[str, Child]] = {}
 
     @property
     def address(self) -> str:
@@ -140,11 +144,36 @@ class LocalMesh:
 
     def check(self) -> None:
         """Raises CommandError, with the end of its log, if a process keeps failing."""
-        for child in self._services:
+        for child in (*self._services, *(worker for _, worker in self._workers.values())):
             if child.failures_in_a_row >= MANY_FAILURES:
                 name = child.spec.name
                 lines = child_logs.tail(self._log_folder / f"{name}.log", LOG_LINES_SHOWN)
                 raise CommandError("\n".join([f"{name} does not stay up; its log ends with:", *lines]))
+
+    def workers(self, model: str) -> list[Child]:
+        """The inference workers of a model that were not told to stop."""
+        return [child for of, child in self._workers.values() if of == model and not child.is_stopping]
+
+    def add_worker(self, model: str) -> Child:
+        """Starts one more inference worker for a model of the plan.
+
+        Raises:
+            RuntimeError, OSError: it did not start.
+        """
+        self._workers = {place: worker for place, worker in self._workers.items() if not worker[1].has_ended}
+        place = next(place for place in count() if place not in self._workers)
+        prefix = f"worker-{model}-" if len(self.plan.models) > 1 else "worker-"
+        taken = {child.spec.name for _, child in self._workers.values()}
+        name = next(name for number in count(1) if (name := f"{prefix}{number}") not in taken)
+        settings = {"ENGINEMESH_KINDS": self.plan.kind, "ENGINEMESH_MODEL": model}
+        spec = self._service(name, "infer_worker.main", FIRST_WORKER_INDEX + place, settings)
+        child = self._supervisor.add(self._worker_stage, spec)
+        self._workers[place] = model, child
+        return child
+
+    def retire_worker(self, worker: Child) -> None:
+        """Has a worker finish what it runs, then stops it; returns at once."""
+        self._supervisor.retire(worker)
 
     @property
     def _log_folder(self) -> Path:
@@ -181,19 +210,13 @@ class LocalMesh:
         specs = []
         if plan.has_builder:
             settings = {"ENGINEMESH_KINDS": plan.kind, "ENGINEMESH_SOURCE_ROOTS": roots}
-            specs.append(self._service("build-worker", "build_worker.main", 1, settings))
-        specs += [
-            self._service(
-                f"worker-{model}-{number}" if len(plan.models) > 1 else f"worker-{number}",
-                "infer_worker.main",
-                2 + index,
-                {"ENGINEMESH_KINDS": plan.kind, "ENGINEMESH_MODEL": model},
-            )
-            for index, (model, number) in enumerate(product(plan.models, range(1, plan.workers + 1)))
-        ]
-        self._services += self._supervisor.start(*specs)
+            specs.append(self._service("build-worker", "build_worker.main", BUILDER_INDEX, settings))
+        self._worker_stage = self._supervisor.start(*specs)
+        self._services += self._worker_stage
+        for model, _ in product(plan.models, range(plan.workers)):
+            self.add_worker(model)
         # The gateway comes last and so stops first: it ends its streams while the workers still run.
-        gateway = self._service("gateway", "gateway.main", 0, {"ENGINEMESH_PORT": str(plan.port)})
+        gateway = self._service("gateway", "gateway.main", GATEWAY_INDEX, {"ENGINEMESH_PORT": str(plan.port)})
         self._services += self._supervisor.start(gateway)
         self.wait_until_serving("", START_LIMIT_S)
 

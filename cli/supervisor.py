@@ -73,6 +73,29 @@ class Supervisor:
             child.wait_started()
         return stage
 
+    def add(self, stage: list[Child], spec: ChildSpec) -> Child:
+        """Starts one more child in a stage that `start` gave.
+
+        Raises:
+            RuntimeError, OSError: it did not start.
+        """
+        child = Child(spec, self.log_folder, self._report, self._echo)
+        stage.append(child)
+        child.begin()
+        child.wait_started()
+        return child
+
+    def retire(self, child: Child) -> None:
+        """Stops one child for good as `stop` would, and forgets it; returns at once."""
+        child.ask_to_stop()
+        Thread(target=self._retire, args=(child,), name=f"end of {child.spec.name}", daemon=True).start()
+
+    def _retire(self, child: Child) -> None:
+        child.wait_stopped()
+        for stage in self._stages:
+            if child in stage:
+                stage.remove(child)
+
     @property
     def children(self) -> list[Child]:
         """All children, in the order of their start."""
@@ -85,9 +108,10 @@ class Supervisor:
         """
         try:
             while self._stages:
-                for child in self._stages[-1]:
+                stage = list(self._stages[-1])  # one that is retired meanwhile leaves its stage
+                for child in stage:
                     child.ask_to_stop()
-                for child in self._stages[-1]:
+                for child in stage:
                     child.wait_stopped()
                 self._stages.pop()
         except KeyboardInterrupt:
@@ -125,6 +149,16 @@ class Child:
         """Of the process that runs now."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was told to stop."""
+        return self._stopping.is_set()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it runs or will be started again."""
+        return self._ended.is_set()
 
     def begin(self) -> None:
         """Starts the thread that starts, watches and restarts the process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from pathlib import Path  # noqa: TC003 -- typer reads annotations when it runs
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from cli.interrupts import terminated_like_interrupted, wait_for_interrupt
 from cli.local_mesh import LocalMesh, Plan
 from cli.options import DataOption, connect
 from cli.sample_model import FILE_NAME, fetch_sample_model
+from cli.scaling import Scaler
 from enginemesh.v1 import builds_pb2
 from enginemesh.v1.workers_pb2 import WORKER_ROLE_BUILD
 from mesh.model_file import ModelFile
@@ -78,6 +80,14 @@ def up(
         str, typer.Option(help="Engine kind of the workers: openvino, or fake for one that only pretends.")
     ] = "openvino",
     workers: Annotated[int, typer.Option("--workers", "-w", min=0, help="Workers for each model.")] = 1,
+    scale: Annotated[
+        bool,
+        typer.Option(
+            "--scale",
+            help="Start workers when requests wait, none before, and stop them when there is no work; the "
+            "model file sets the limits, else --workers the most.",
+        ),
+    ] = False,
     logs: Annotated[
         bool, typer.Option("--logs", help="Show what the processes log, also kept in DATA/logs.")
     ] = False,
@@ -95,19 +105,27 @@ def up(
     `enginemesh up my-model.yaml --workers 2`
 
     `enginemesh up --kind fake --workers 4 --logs`
+
+    `enginemesh up my-model.yaml --scale --workers 2`
     """
     console = Console(stderr=True)
     model_files, roots = choose_models(files or [], model or [], kind, data)
     models = tuple(dict.fromkeys([*(spec.model for spec in model_files), *(model or [])]))
     kinds = ",".join(dict.fromkeys([*(spec.kind for spec in model_files), kind]))
-    plan = Plan(data, port, kinds, models, workers, roots)
+    plan = Plan(data, port, kinds, models, 0 if scale else workers, roots)
+
+    def report(line: str) -> None:
+        say(console, line)
+
     echo = (lambda name, line: say(console, f"{name} │ {line}")) if logs else None
     with terminated_like_interrupted():
         try:
-            with LocalMesh(plan, lambda line: say(console, line), echo) as mesh:
+            with LocalMesh(plan, report, echo) as mesh, ExitStack() as scaling:
+                if scale:
+                    scaling.enter_context(Scaler(mesh, models, workers, report))
                 for spec in model_files:
                     build_model(mesh, spec, console)
-                if workers:
+                if plan.workers:
                     wait_for_models(mesh, models, console)
                 say(console, f"The mesh is ready at {mesh.address}; Ctrl-C stops it. Try:")
                 say(console, '  enginemesh generate "Why is the sky blue?"')
