@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import stat
 import sys
@@ -15,6 +16,7 @@ from build_worker.backends.tensorrt_llm import COLLECT, COMPILE, QUANTISE, Tenso
 from build_worker.backends.tensorrt_llm_checkpoint import ALGORITHMS, Checkpoint
 from build_worker.backends.tensorrt_llm_timing import TimingCache
 from build_worker.backends.tensorrt_llm_tools import BuildOutput, _reason
+from mesh import build_operation
 from mesh.errors import BuildError, InvalidFieldError, PreconditionError
 from mesh.model_file import ModelFile
 from mesh.store_layout import timing_cache_key
@@ -349,3 +351,30 @@ def test_lines_of_engines_made_at_once_keep_progress_within_its_bounds():
 )
 def test_reason_of_a_failure_is_the_line_that_tells_most(lines, status, reason):
     assert _reason(lines, status) == reason
+
+
+@pytest.mark.usefixtures("builder", "source")
+async def test_worker_publishes_an_engine_that_says_what_it_needs(
+    run_worker, create, queue, store, monkeypatch
+):
+    path = os.pathsep.join([str(TENSORRT_LLM), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+    monkeypatch.setenv("PYTHONPATH", path)
+    run_worker(target=TARGET, kinds="tensorrt_llm")
+
+    build = await create(
+        target=TARGET,
+        kind="tensorrt_llm",
+        source="source",
+        precision="int4_awq",
+        tensor_parallel=2,
+        options={"gemm_plugin": "auto"},
+    )
+    ended = await queue.wait(build)
+
+    manifest = store.record(build_operation.result_of(ended).engine.removeprefix("engines/")).manifest
+    assert (manifest.target, manifest.versions) == (TARGET, VERSIONS)
+    assert manifest.key_parts.versions["nvidia-modelopt"] == "0.37.0"
+    assert {"rank0.engine", "rank1.engine", "config.json"} < {file.path for file in manifest.files}
+    config = json.loads(store.read_file(manifest, "config.json", 1 << 20))
+    assert config["build_config"]["plugin_config"]["gemm_plugin"] == "auto"
+    assert store.objects.exists(timing_cache_key(TARGET.key, VERSIONS))
