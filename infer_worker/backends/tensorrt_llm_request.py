@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NO_TOKEN = -1
 MAX_TOP_K = 1024
 """The library would cut a larger one down without a word that a client can hear."""
-SEED_BITS = 63
+SEEDS = 1 << 64
 
 
 def new_tokens(command: engine_process_pb2.AddSequence, manifest: Manifest, max_seq_len: int) -> int:
@@ -67,7 +67,7 @@ def executor_request(
         input_token_ids=list(command.prompt_ids),
         max_tokens=limit,
         streaming=True,
-        sampling_config=_sampling_config(executor, sampling, manifest.tokenizer.vocab_size),
+        sampling_config=_sampling_config(executor, sampling, command.resumed, manifest.tokenizer.vocab_size),
         output_config=executor.OutputConfig(
             return_log_probs=sampling.HasField("logprobs"),
             exclude_input_from_output=True,
@@ -100,7 +100,9 @@ def _guide(executor: Any, sampling: sampling_pb2.SamplingParams) -> Any:
     return executor.GuidedDecodingParams(guide_type=kind, guide=guide)
 
 
-def _sampling_config(executor: Any, sampling: sampling_pb2.SamplingParams, vocab_size: int) -> Any:
+def _sampling_config(
+    executor: Any, sampling: sampling_pb2.SamplingParams, resumed: int, vocab_size: int
+) -> Any:
     arguments: dict[str, Any] = {"beam_width": 1}
     temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
     if temperature == 0:
@@ -111,7 +113,9 @@ def _sampling_config(executor: Any, sampling: sampling_pb2.SamplingParams, vocab
         arguments["top_k"] = sampling.top_k if is_limited else 0
         arguments["top_p"] = sampling.top_p if sampling.HasField("top_p") else 1.0
         arguments["temperature"] = temperature
-        arguments["seed"] = sampling.seed if sampling.HasField("seed") else secrets.randbits(SEED_BITS)
+        # After a move the rest is drawn afresh, but the same way each time.
+        seed = sampling.seed + resumed if sampling.HasField("seed") else secrets.randbelow(SEEDS)
+        arguments["seed"] = seed % SEEDS
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
         if sampling.HasField(name):
             arguments[name] = getattr(sampling, name)

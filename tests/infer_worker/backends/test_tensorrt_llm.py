@@ -119,6 +119,13 @@ def test_seed_gives_the_same_tokens_and_none_another_each_time(driver):
     assert len(unset) == 4
 
 
+def test_seed_after_a_move_is_the_seed_and_the_tokens_sent(driver):
+    sampling = {"max_tokens": 8, "temperature": 1.0, "ignore_eos": True}
+    prompt = [*PROMPTS[0], 9, 9]
+    moved = driver.generate(prompt, resumed=2, seed=2**64 - 1, **sampling).ids
+    assert moved == driver.generate(prompt, seed=1, **sampling).ids
+
+
 def test_every_way_of_sampling_passes_the_contract(driver):
     for sampling in (
         {"top_k": 5},
