@@ -37,6 +37,8 @@ CACHE_BITS: dict[str, Any] = {"": None, "fp8": (4, 3), "int8": 8}
 CACHE = "*[kv]_bmm_quantizer"
 TYPES = {"fp16": torch.float16}
 CALIBRATED_SHARE = 0.8
+PASSES = {"int4_awq": 2, "w4a8_awq": 2}
+"""How often ModelOpt runs the samples through the model: AWQ looks for its scales in a second pass."""
 
 
 def report(fraction: float, what: str) -> None:
@@ -67,7 +69,10 @@ def quantise(task: dict[str, Any]) -> None:
     config = quantisation(precision, task["kv_cache_precision"])
     if config is not None:
         samples = list(_samples(source, Path(task["data"]), task["samples"], task["seq_len"]))
-        mtq.quantize(model, config, lambda quantised: _calibrate(quantised, samples, device))
+        if not samples:
+            raise SystemExit("refused: the calibration data has no sample")
+        calibration = Calibration(samples, device, PASSES.get(precision, 1))
+        mtq.quantize(model, config, calibration.run)
     report(CALIBRATED_SHARE, "writing the checkpoint")
     with torch.inference_mode():
         export_tensorrt_llm_checkpoint(
@@ -106,13 +111,23 @@ def _samples(source: Path, data: Path, count: int, length: int) -> Iterator[list
                 return
 
 
-def _calibrate(model: Any, samples: list[list[int]], device: str) -> None:
-    if not samples:
-        raise SystemExit("refused: the calibration data has no sample")
-    with torch.inference_mode():
-        for number, ids in enumerate(samples):
-            report(CALIBRATED_SHARE * number / len(samples), f"sample {number + 1} of {len(samples)}")
-            model(torch.tensor([ids], device=device))
+class Calibration:
+    """Runs samples through a model, as often as ModelOpt asks, and tells how far that is."""
+
+    def __init__(self, samples: list[list[int]], device: str, passes: int) -> None:
+        self._samples = samples
+        self._device = device
+        self._total = passes * len(samples)
+        self._done = 0
+
+    def run(self, model: Any) -> None:
+        """One pass."""
+        with torch.inference_mode():
+            for ids in self._samples:
+                done = min(1.0, self._done / self._total)
+                report(CALIBRATED_SHARE * done, f"sample {self._done + 1} of {self._total}")
+                model(torch.tensor([ids], device=self._device))
+                self._done += 1
 
 
 if __name__ == "__main__":
