@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 async def until(condition, limit_s: float = LIMIT_S) -> None:

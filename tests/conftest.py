@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from pathlib import Path
 
@@ -25,6 +26,11 @@ FIRST_BUILD_LIMIT_S = 600
 # Most tests publish engines of a few bytes that nobody signs. Those of signatures, and those of the whole
 # local mesh, set what they need.
 os.environ["ENGINEMESH_SIGNATURE_POLICY"] = "off"
+
+
+def pytest_configure():
+    """Processes that tests start can be interrupted, though xdist's own ignore that and would hand it on."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

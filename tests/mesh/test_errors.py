@@ -30,6 +30,7 @@ ERRORS = [
     (errors.SlowConsumerError("asleep"), "RESOURCE_EXHAUSTED", "SLOW_CONSUMER"),
     (errors.IntegrityError("bad", expected="a"), "DATA_LOSS", "INTEGRITY"),
     (errors.BuildError("broke", stage="compile"), "INTERNAL", "BUILD_FAILED"),
+    (errors.BuildLimitError("grew", limit="memory"), "RESOURCE_EXHAUSTED", "BUILD_LIMIT"),
     (errors.BuildCancelledError("stopped"), "CANCELLED", "BUILD_CANCELLED"),
 ]
 
