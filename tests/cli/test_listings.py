@@ -6,6 +6,7 @@ import json
 
 import pytest
 from google.longrunning import operations_pb2
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from cli import tables
@@ -16,12 +17,22 @@ from mesh.errors import BuildError
 def test_models_of_all_pages_are_shown(gateway, invoke):
     gateway.models += [
         models_pb2.Model(name="models/a", state=models_pb2.MODEL_STATE_READY, slots=32, slots_used=3),
-        models_pb2.Model(name="models/b", state=models_pb2.MODEL_STATE_WAITING_FOR_WORKER),
+        models_pb2.Model(
+            name="models/b",
+            state=models_pb2.MODEL_STATE_WAITING_FOR_WORKER,
+            starting_workers=1,
+            queued_requests=3,
+            oldest_wait=Duration(seconds=2, nanos=500_000_000),
+        ),
+        models_pb2.Model(name="models/c", state=models_pb2.MODEL_STATE_SCALED_TO_ZERO),
     ]
     out = invoke("models").stdout
     assert "a      ready" in out, out
     assert "3/32" in out
     assert "waiting for worker" in out
+    assert "0 (+1)" in out
+    assert "3 for 2.5 s" in out
+    assert "scaled to zero" in out
 
 
 def test_empty_listing_says_what_to_do(gateway, invoke):
