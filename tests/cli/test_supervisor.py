@@ -164,3 +164,24 @@ def test_children_end_with_killed_supervisor(tmp_path):
 def _log(tmp_path, name):
     path = tmp_path / "logs" / f"{name}.log"
     return path.read_text() if path.exists() else ""
+
+
+def test_retired_child_ends_and_is_forgotten_while_others_run(supervisor, lines):
+    stage = supervisor.start(_spec("first", OBEDIENT))
+    child = supervisor.add(stage, _spec("second", OBEDIENT))
+    assert [c.spec.name for c in supervisor.children] == ["first", "second"]
+    supervisor.retire(child)
+    assert child.is_stopping
+    _until(lambda: [c.spec.name for c in supervisor.children] == ["first"])
+    assert child.has_ended
+    assert stage[0].process_id is not None
+    assert lines == []
+
+
+def test_child_that_was_added_and_does_not_start_says_why(supervisor):
+    def fail():
+        raise OSError("no more processes")
+
+    stage = supervisor.start(_spec("first", OBEDIENT))
+    with pytest.raises(OSError, match="no more processes"):
+        supervisor.add(stage, ChildSpec("second", fail, 1.0))
