@@ -91,5 +91,8 @@ bench-cpu: .venv/ready ## Measure the mesh against its own engine on this CPU (P
 bench-fetch: .venv/ready ## Fetch an engine beside a plain copy in C and the disk (GIGABYTES=2 ROUNDS=5)
 	@$(BIN)/python -m benchmarks.fetch --gigabytes $(or $(GIGABYTES),2) --rounds $(or $(ROUNDS),5)
 
+bench-gpu: ## Measure mesh, engine core and vllm serve on this GPU (SHAPE=tinyllama-1.1b|llama-3.1-8b PRECISION=bf16|fp8)
+	@$(PYTHON) -m benchmarks.gpu --shape $(or $(SHAPE),tinyllama-1.1b) --precision $(or $(PRECISION),bf16) --serve $(ARGS)
+
 clean: ## Remove environments, caches and the local mesh's data
 	rm -rf .venv .venv-codegen .venv-modelopt .cache .data .mypy_cache .ruff_cache .pytest_cache

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -241,20 +242,19 @@ def run(options: argparse.Namespace, result: dict[str, Any], save: Any) -> None:
         save()
         engine = EngineCache(folder / "alone", 1 << 40).fetch(store, manifest)
         (folder / "manifest.json").write_bytes(manifest.to_bytes())
-        began = time.monotonic()
-        alone = EngineAlone(engine, folder / "manifest.json")
-        result["alone_start_s"] = time.monotonic() - began
+        ways = {"mesh": stack.enter_context(more_gateways(mesh, options.gateways - 1, spec.model))}
+        with ThreadPoolExecutor() as pool:
+            starting = pool.submit(EngineAlone, engine, folder / "manifest.json")
+            if options.serve:
+                serving = folder / "serve"
+                serving.mkdir(exist_ok=True)
+                serve = Serve(_checkpoint_with_tokenizer(engine, source, serving / "model"), serving, options)
+                stack.callback(serve.close)
+                result["vllm_serve_start_s"] = serve.start_s
+                ways["http"] = [serve.address]
+            alone = starting.result()
         stack.callback(alone.close)
         save()
-        ways = {"mesh": stack.enter_context(more_gateways(mesh, options.gateways - 1, spec.model))}
-        if options.serve:
-            serving = folder / "serve"
-            serving.mkdir(exist_ok=True)
-            checkpoint = _checkpoint_with_tokenizer(engine, source, serving / "model")
-            serve = Serve(checkpoint, serving, options)
-            stack.callback(serve.close)
-            result["vllm_serve_start_s"] = serve.start_s
-            ways["http"] = [serve.address]
         clients = Clients(options.clients)
         stack.callback(clients.close)
         measure(alone, clients, ways, spec.model, options, result, save, console)
@@ -326,6 +326,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench-results/gpu.json"))
     options = parser.parse_args()
     asked = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"  # the engine alone answers on standard output
     result: dict[str, Any] = {"options": asked, "machine": machine()}
     options.out.parent.mkdir(parents=True, exist_ok=True)
 

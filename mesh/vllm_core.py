@@ -1,9 +1,9 @@
 """How an engine of kind `vllm` is started: alike where its caches are filled and where it serves.
 
-vLLM keys its compiled graphs by its whole configuration, by its environment and by the path of the model. So
-the engine is started in its own folder under a relative path, and with an environment that is the same
-everywhere. What was compiled lies in one archive beside the weights: they are one blob for all targets, it
-belongs to one.
+vLLM keys its compiled graphs by its whole configuration, by its environment and by the path of the model,
+and what it stores names other files of its cache by their paths. So an engine is started in a folder of its
+process, where model and cache have relative paths, and with an environment that is the same everywhere. What
+was compiled lies in one archive beside the weights: they are one blob for all targets, it belongs to one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ ADAPTER = "adapter"
 CACHE = "compile-cache.tar"
 
 TRY_OUT_PROMPT_TOKENS, TRY_OUT_TOKENS = 32, 4
+
+_CACHE_FOLDER = "cache"
+_PARTS = (CHECKPOINT, DRAFT, ADAPTER)
 
 _KEPT = ("VLLM_LOGGING_", "VLLM_HOST_IP", "VLLM_PORT")
 """Of vLLM's variables those that enter no cache key and belong to the host."""
@@ -88,12 +91,11 @@ def engine_arguments(settings: CoreSettings) -> dict[str, Any]:
     return arguments
 
 
-def environment(inherited: Mapping[str, str], cache: Path, options: Mapping[str, str]) -> dict[str, str]:
+def environment(inherited: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
     """The variables of an engine's process, made from those that it was started with.
 
     Args:
         inherited: Others of vLLM's are dropped: they would change what its caches are looked up by.
-        cache: Folder that everything compiled is read from and written to.
         options: Of the engine.
     """
     kept = {
@@ -102,8 +104,8 @@ def environment(inherited: Mapping[str, str], cache: Path, options: Mapping[str,
         if not name.startswith("VLLM_") or name.startswith(_KEPT)
     }
     return kept | {
-        "VLLM_CACHE_ROOT": str(cache / "vllm"),
-        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "VLLM_CACHE_ROOT": f"{_CACHE_FOLDER}/vllm",
+        "TRITON_CACHE_DIR": f"{_CACHE_FOLDER}/triton",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_ENABLE_STARTUP_PLAN": "1",  # the cache also keeps how much memory the KV blocks may take
         "VLLM_USE_FLASHINFER_SAMPLER": "0",  # would be compiled by nvcc where it runs
@@ -122,32 +124,36 @@ def set_environment(variables: MutableMapping[str, str], wanted: Mapping[str, st
     variables.update(wanted)
 
 
-def restore_cache(folder: Path, cache: Path) -> None:
-    """Unpacks what an engine's builder compiled into a folder that this process may write to."""
+def restore_cache(folder: Path, work: Path) -> None:
+    """Unpacks what an engine's builder compiled into the folder that the engine is started in."""
     archive = folder / CACHE
     if archive.exists():
         with tarfile.open(archive) as tar:
-            tar.extractall(cache, filter="data")
+            tar.extractall(work / _CACHE_FOLDER, filter="data")
 
 
-def pack_cache(cache: Path, folder: Path) -> None:
+def pack_cache(work: Path, folder: Path) -> None:
     """The inverse: sorted, without times and owners."""
+    cache = work / _CACHE_FOLDER
     with tarfile.open(folder / CACHE, "w") as tar:
         for path in sorted(cache.rglob("*")):
             if path.is_file() and not path.name.endswith((".lock", ".tmp")):
                 tar.add(path, path.relative_to(cache).as_posix(), recursive=False, filter=_anonymous)
 
 
-def start_core(folder: Path, settings: CoreSettings, cache: Path) -> Any:
+def start_core(folder: Path, settings: CoreSettings, work: Path) -> Any:
     """Loads weights, compiled code and graphs; returns a vllm.v1.engine.core.EngineCore of this process.
 
-    Changes the process's environment and working folder.
+    Changes the process's environment, and its working folder to `work`, which is its own.
 
     Raises:
         Exception: vLLM cannot start the engine.
     """
-    set_environment(os.environ, environment(os.environ, cache, settings.options))
-    os.chdir(folder)
+    for name in _PARTS:
+        if (folder / name).exists():
+            (work / name).symlink_to((folder / name).resolve())
+    set_environment(os.environ, environment(os.environ, settings.options))
+    os.chdir(work)
     from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - seconds, and only engines need it
     from vllm.v1.engine.core import EngineCore  # noqa: PLC0415 - see above
     from vllm.v1.executor import Executor  # noqa: PLC0415 - see above
@@ -192,9 +198,10 @@ def try_out(core: Any) -> None:
 
 def compilations() -> int:
     """Graphs that this process had to compile because no cache held them."""
+    from torch._dynamo.utils import counters  # noqa: PLC0415 - see start_core; there is no other
     from vllm.compilation.counter import compilation_counter  # noqa: PLC0415 - see start_core
 
-    return int(compilation_counter.num_inductor_compiles + compilation_counter.num_aot_compiles)
+    return int(counters["inductor"]["fxgraph_cache_miss"] + compilation_counter.num_aot_compiles)
 
 
 def _speculated(options: Mapping[str, str]) -> int:

@@ -157,13 +157,14 @@ def _compile(job: BuildInput, traits: EngineTraits, report: Report) -> None:
         dict(traits.options),
     )
     report(Stage.COMPILE, 0.0, "first start: compiling")
-    filled = _folder(job.work, "cache")
-    first = start(job.output, filled, settings, job.work)
-    pack_cache(filled, job.output)
+    first_start = _folder(job.work, "first")
+    first = start(job.output, first_start, settings)
+    pack_cache(first_start, job.output)
+    shutil.rmtree(first_start)  # else what still refers to it would be found
     report(Stage.COMPILE, 0.6, "second start, from what is published")
-    fresh = _folder(job.work, "fresh")
-    restore_cache(job.output, fresh)
-    second = start(job.output, fresh, settings, job.work)
+    second_start = _folder(job.work, "second")
+    restore_cache(job.output, second_start)
+    second = start(job.output, second_start, settings)
     log.info("first start %s, second start %s", first, second)
     report(
         Stage.COMPILE,

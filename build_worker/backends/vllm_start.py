@@ -1,8 +1,8 @@
 """One start of an engine, in a process of its own: `python -m build_worker.backends.vllm_start`.
 
-Arguments: the engine's folder, the folder of its cache, a file of settings, a file for the result. vLLM gives
-its memory back only when its process ends, and a second start tells whether what the first one compiled is
-found again.
+Arguments: the engine's folder, the folder to start it in, a file of settings, a file for the result. vLLM
+gives its memory back only when its process ends, and a second start tells whether what the first one compiled
+is found again.
 """
 
 from __future__ import annotations
@@ -46,14 +46,13 @@ class Started:
     seconds: float
 
 
-def start(folder: Path, cache: Path, settings: StartSettings, work: Path) -> Started:
+def start(folder: Path, work: Path, settings: StartSettings) -> Started:
     """Starts the engine once, lets it answer, and ends it.
 
     Args:
         folder: The engine.
-        cache: What is compiled goes there, and is taken from there.
+        work: The folder that it is started in, with its cache.
         settings: Of the engine.
-        work: For files of this start.
 
     Raises:
         BuildError: it did not start; holds the end of what it printed.
@@ -65,7 +64,7 @@ def start(folder: Path, cache: Path, settings: StartSettings, work: Path) -> Sta
         sys.executable,
         "-m",
         "build_worker.backends.vllm_start",
-        *map(str, (folder, cache, asked, result)),
+        *map(str, (folder, work, asked, result)),
     ]
     ended = subprocess.run(  # noqa: S603 - built here
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -79,10 +78,10 @@ def start(folder: Path, cache: Path, settings: StartSettings, work: Path) -> Sta
 
 def main() -> None:
     """Entry point."""
-    folder, cache, asked, result = (Path(text).resolve() for text in sys.argv[1:])
+    folder, work, asked, result = (Path(text).resolve() for text in sys.argv[1:])
     settings = StartSettings(**json.loads(asked.read_text()))
     began = time.monotonic()
-    core = vllm_core.start_core(folder, settings, cache)
+    core = vllm_core.start_core(folder, settings, work)
     vllm_core.try_out(core)
     started = Started(
         compilations=vllm_core.compilations(),
