@@ -82,7 +82,11 @@ class Supervisor:
         child = Child(spec, self.log_folder, self._report, self._echo)
         stage.append(child)
         child.begin()
-        child.wait_started()
+        try:
+            child.wait_started()
+        except (RuntimeError, OSError):
+            stage.remove(child)
+            raise
         return child
 
     def retire(self, child: Child) -> None:

@@ -185,3 +185,4 @@ def test_child_that_was_added_and_does_not_start_says_why(supervisor):
     stage = supervisor.start(_spec("first", OBEDIENT))
     with pytest.raises(OSError, match="no more processes"):
         supervisor.add(stage, ChildSpec("second", fail, 1.0))
+    assert [child.spec.name for child in supervisor.children] == ["first"]

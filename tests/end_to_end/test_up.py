@@ -157,6 +157,8 @@ def test_gauges_are_back_at_zero_when_nothing_runs(mesh):
     generate(mesh)
     until(lambda: metrics(mesh.metrics_port)["enginemesh_requests_active"] == 0, 20)
     until(lambda: metrics(mesh.metrics_port).get("enginemesh_queue_depth") == 0, 20)
+    until(lambda: metrics(mesh.metrics_port).get("enginemesh_queue_oldest_wait_seconds") == 0, 20)
+    until(lambda: metrics(mesh.metrics_port).get("enginemesh_workers") == 2, 20)
     for offset in (2, 3):
         until(lambda offset=offset: metrics(mesh.metrics_port + offset).get("enginemesh_slots_used") == 0, 20)
 
