@@ -7,8 +7,8 @@ time per token, which other programs on the machine disturb less, tokens that a 
 share of guesses that were right, and of answers that are plain's.
 
 There is no small model of SmolLM2's vocabulary to be had, so the draft is SmolLM2 itself in 4 bits unless
---draft names another: nearly every guess is right, but a guess costs as much as a token. The adapter is
-random, so its answers are others.
+--draft names another: a guess then costs as much as a token, so it cannot gain. The adapter is random, so its
+answers are others.
 """
 
 from __future__ import annotations

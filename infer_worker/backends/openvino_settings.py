@@ -15,8 +15,8 @@ EXACT = {
     "KV_CACHE_PRECISION": "f16",
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
 }
-"""With these a sequence's greedy tokens depend neither on what else is in the batch nor on where its
-prompt ends, so that it can be moved."""
+"""With these a sequence's tokens are computed alike whatever else is in the batch and wherever its prompt
+ends, so that it can be moved. What is left are roundings: docs/openvino.md, "Reproducible answers"."""
 
 CACHE_PRECISIONS = ("f16", "f32", "u8", "u4")
 

@@ -29,12 +29,12 @@ SPECS = [
         model=TUNED,
         lora=[{"name": "tone", "source": "adapter"}],
         speculation={"method": "prompt_lookup", "tokens": 3},
+        kv_cache_precision="f32",
         **COMMON,
     ),
     ModelFile(
         model=DRAFTED,
         speculation={"method": "draft_model", "source": "model", "precision": "int4"},
-        kv_cache_precision="f32",
         chat_template="{{ 'hello' }}",
         **COMMON,
     ),
@@ -100,7 +100,8 @@ def test_listings_say_what_is_built_in(mesh):
 
     assert tuned.options["lora"] == "tone"
     assert tuned.options["speculation"] == "prompt_lookup"
+    assert tuned.options["kv_cache_precision"] == "f32"
     assert capabilities.REPRODUCIBLE in tuned.capabilities
     assert drafted.options["speculation"] == "draft_model"
-    assert drafted.options["kv_cache_precision"] == "f32"
     assert capabilities.GREEDY_ONLY in drafted.capabilities
+    assert capabilities.REPRODUCIBLE not in drafted.capabilities

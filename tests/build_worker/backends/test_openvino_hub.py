@@ -211,10 +211,14 @@ def test_step_without_room_for_speculation_is_refused_early(speculation, needed)
         openvino.OpenVinoBuilder().validate(spec)
 
 
-@pytest.mark.parametrize("precision", ["", "f16", "f32", "u8", "u4"])
-def test_engine_with_a_quantised_cache_is_not_called_reproducible(precision):
-    listed = openvino.capabilities_of(SPEC.model_copy(update={"kv_cache_precision": precision}))
-    assert (capabilities.REPRODUCIBLE in listed) == (precision not in ("u8", "u4"))
+@pytest.mark.parametrize(
+    ("speculation", "precisions"), [(None, {"", "f16", "f32"}), (LOOKUP, {"f32"}), (DRAFT, {"f32"})]
+)
+def test_only_engines_with_a_fine_cache_are_called_reproducible(speculation, precisions):
+    for precision in ("", "f16", "f32", "u8", "u4"):
+        spec = SPEC.model_copy(update={"kv_cache_precision": precision, "speculation": speculation})
+        listed = openvino.capabilities_of(spec)
+        assert (capabilities.REPRODUCIBLE in listed) == (precision in precisions)
 
 
 def test_precision_of_the_cache_is_told_to_the_runner(hub, tmp_path):
