@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -40,13 +41,15 @@ serving:
 
 
 @pytest.fixture(scope="module")
-def mesh(tmp_path_factory):
+def mesh(tmp_path_factory, valkey, s3):
     """A mesh that scales two models, of which one has an engine that does not load."""
     folder = tmp_path_factory.mktemp("scale")
     files = [folder / "scaled.yaml", folder / "stuck.yaml"]
     for file, text in zip(files, (MODEL_FILE, STUCK_FILE), strict=True):
         file.write_text(text)
-    started = Mesh(folder, "--scale", *map(str, files))
+    # The servers of this run of tests, as their start takes longer than all the rest.
+    stores = {**valkey.settings, **s3.settings, "ENGINEMESH_S3_BUCKET": f"scale-{uuid.uuid4().hex[:12]}"}
+    started = Mesh(folder, "--scale", *map(str, files), **stores)
     started.wait_ready()
     yield started
     started.process.terminate()
