@@ -42,7 +42,7 @@ up: .venv/ready ## Start the whole mesh on this machine and leave it running (Ct
 	@$(BIN)/enginemesh demo --keep
 
 test: .venv/ready ## Run all tests; ARGS="..." goes to pytest
-	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-modelopt: .venv/ready .venv-modelopt/ready ## Quantise a small Llama to every format with nvidia-modelopt
 	@ENGINEMESH_TEST_MODELOPT=$(CURDIR)/.venv-modelopt/bin/python $(BIN)/pytest -n 0 tests/build_worker/backends/test_tensorrt_llm_modelopt.py $(ARGS)

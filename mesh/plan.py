@@ -123,7 +123,7 @@ def make_plan(
         InvalidFieldError: the kind has no weights to reckon with, or the file's lengths are beyond the
             model's.
     """
-    precision, cache = _precision(spec), _cache_precision(spec)
+    precision, cache = _precision(spec), cache_precision(spec)
     max_seq_len = _sequence_length(spec, shape)
     length = min(sequence_length or max_seq_len, max_seq_len)
     suggested_tokens = _suggested_num_tokens(shape, target, spec.tensor_parallel or 1)
@@ -167,7 +167,7 @@ def _load(spec: ModelFile, shape: ModelShape, target: Target, num_tokens: int) -
         weights=weight_bytes_per_gpu(shape, _precision(spec), tensor, pipeline),
         activations=activation_bytes(shape, num_tokens, batch_size, tensor),
         reserved=CPU_RESERVED_BYTES if target.device_type == "cpu" else GPU_RESERVED_BYTES,
-        kv_bytes=kv_bytes_per_token(shape, _cache_precision(spec), tensor, pipeline),
+        kv_bytes=kv_bytes_per_token(shape, cache_precision(spec), tensor, pipeline),
     )
 
 
@@ -186,11 +186,15 @@ def _precision(spec: ModelFile) -> str:
     return precision
 
 
-def _cache_precision(spec: ModelFile) -> str:
+def cache_precision(spec: ModelFile) -> str:
+    """What a model file makes of the KV cache; "auto" where the kind or the model decides."""
     if spec.kv_cache_precision:
         return spec.kv_cache_precision
-    is_fast = spec.kind == "openvino" and spec.options.get("profile") == "fast"
-    return "u8" if is_fast else "auto"  # the plugin's own default
+    if spec.kind != "openvino":
+        return "auto"
+    is_fast = spec.options.get("profile") == "fast"
+    # The plugin's own default is u8; f16 would round enough to change an answer in company now and then.
+    return "u8" if is_fast else "f32"
 
 
 def _sequence_length(spec: ModelFile, shape: ModelShape) -> int:

@@ -12,6 +12,7 @@ from build_worker.backends.openvino_sources import TOKENIZER_IR
 from mesh import capabilities, sizing
 from mesh.errors import InvalidFieldError, PreconditionError
 from mesh.kinds import KINDS
+from mesh.plan import cache_precision
 from mesh.tokenizer_files import TOKENIZER
 from mesh.versions import installed_versions
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from mesh.model_file import ModelFile
     from mesh.model_shape import ModelShape
 
-RECIPE = "3"
+RECIPE = "4"
 """Changed whenever the same input would give another engine than before."""
 
 KIND = KINDS["openvino"]
@@ -87,7 +88,7 @@ class OpenVinoBuilder:
             max_num_tokens=num_tokens,
             tokenizer=model.tokenizer,
             kv_bytes_per_token=sum(
-                sizing.kv_bytes_per_token(shape, spec.kv_cache_precision) for shape in shapes
+                sizing.kv_bytes_per_token(shape, cache_precision(spec)) for shape in shapes
             ),
             capabilities=capabilities_of(spec),
             options=_options(spec, model.requirements),
@@ -178,17 +179,18 @@ def capabilities_of(spec: ModelFile) -> tuple[str, ...]:
     else:
         names.append(capabilities.SEED)
     # docs/openvino.md, "Reproducible answers", says what was measured.
-    caches = ("", "f16", "f32") if spec.speculation is None else ("f32",)
-    if _profile(spec) == "exact" and spec.kv_cache_precision in caches:
+    if _profile(spec) == "exact" and cache_precision(spec) == "f32":
         names.append(capabilities.REPRODUCIBLE)
     return tuple(sorted(names))
 
 
 def _options(spec: ModelFile, requirements: str) -> dict[str, str]:
     """What its runner must know, as text."""
-    options = {"profile": _profile(spec), "runtime_requirements": requirements}
-    if spec.kv_cache_precision:
-        options["kv_cache_precision"] = spec.kv_cache_precision
+    options = {
+        "profile": _profile(spec),
+        "kv_cache_precision": cache_precision(spec),
+        "runtime_requirements": requirements,
+    }
     if spec.lora:
         options["lora"] = spec.lora[0].name
     if spec.speculation is not None:

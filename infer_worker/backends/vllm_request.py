@@ -84,7 +84,7 @@ def _sampling(wanted: sampling_pb2.SamplingParams, resumed: int, limit: int, tok
             values["top_p"] = wanted.top_p
         if wanted.HasField("top_k"):
             values["top_k"] = min(wanted.top_k, tokenizer.vocab_size)
-    values |= {name: getattr(wanted, name) for name in _PENALTIES if wanted.HasField(name)}
+    values |= {field.name: value for field, value in wanted.ListFields() if field.name in _PENALTIES}
     if wanted.HasField("logprobs"):
         values["logprobs"] = wanted.logprobs
     return SamplingParams(**values)

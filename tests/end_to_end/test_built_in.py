@@ -29,12 +29,12 @@ SPECS = [
         model=TUNED,
         lora=[{"name": "tone", "source": "adapter"}],
         speculation={"method": "prompt_lookup", "tokens": 3},
-        kv_cache_precision="f32",
         **COMMON,
     ),
     ModelFile(
         model=DRAFTED,
         speculation={"method": "draft_model", "source": "model", "precision": "int4"},
+        kv_cache_precision="f16",
         chat_template="{{ 'hello' }}",
         **COMMON,
     ),

@@ -51,7 +51,7 @@ def test_manifest_says_what_the_model_is(tiny_engine):
     _, manifest = tiny_engine
 
     assert manifest.max_seq_len == CONTEXT
-    assert manifest.kv_bytes_per_token == 2 * LAYERS * KV_HEADS * 32 * 2
+    assert manifest.kv_bytes_per_token == 2 * LAYERS * KV_HEADS * 32 * 4
     assert manifest.precision == "fp16"
     assert manifest.options["profile"] == "exact"
     assert "isa=" in manifest.options["runtime_requirements"]
@@ -290,7 +290,7 @@ def test_sample_engine_is_whole(smollm2_engine):
     folder, manifest = smollm2_engine
 
     assert manifest.max_seq_len == 8192
-    assert manifest.kv_bytes_per_token == 23_040
+    assert manifest.kv_bytes_per_token == 46_080
     assert manifest.tokenizer.vocab_size == 49_152
     assert 130e6 < manifest.size < 150e6
     for file in manifest.files:
