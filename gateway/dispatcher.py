@@ -6,10 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import structlog
-from opentelemetry import trace
 
+from gateway import request_trace
 from gateway.session import State
-from mesh import metrics, semconv, telemetry
+from mesh import metrics, semconv
 from mesh.bus import keys
 from mesh.bus.connection import UNREACHABLE
 from mesh.errors import DeadlineError, ExhaustedError, MeshError
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from mesh.bus.requests import RequestProducer
 
 log = structlog.get_logger(__name__)
-tracer = trace.get_tracer("enginemesh.gateway")
 
 RETRY_DELAY_S = 0.1
 AUDIT_INTERVAL_S = 1.0
@@ -54,7 +53,6 @@ class Dispatcher:
         self._gateway_id = gateway_id
         self._gateway_address = gateway_address
         self._tasks: set[asyncio.Task[None]] = set()
-        self._queue_spans: dict[Session, trace.Span] = {}
         self._timers: dict[Session, asyncio.TimerHandle] = {}
         self._deadlines: dict[Session, float] = {}
         self._is_unreachable = False
@@ -98,7 +96,7 @@ class Dispatcher:
             del self._deadlines[session]
             self.room.end(session)
             self._fill_window(session.model)
-        self._end_queue_span(session)
+        request_trace.end_wait(session)
         self._stop_patience(session)
         if leftover.link is not None:
             self.cancel_on_link(leftover.link, leftover.handle)
@@ -109,7 +107,7 @@ class Dispatcher:
         """A worker may run the request: its wait is over."""
         now = asyncio.get_running_loop().time()
         session.timeline.queue_total += now - session.timeline.queued
-        self._end_queue_span(session)
+        request_trace.end_wait(session)
         self._stop_patience(session)
         self.room.claimed(session, now)
         self._fill_window(session.model)
@@ -195,7 +193,7 @@ class Dispatcher:
 
     def _begin_wait(self, session: Session, now: float) -> None:
         session.timeline.queued = now
-        self._begin_queue_span(session)
+        request_trace.begin_wait(session, _stream(session))
 
     def _is_waiting(self, session: Session, attempt: int) -> bool:
         return session.state is State.QUEUED and session.attempt == attempt and session.error is None
@@ -219,28 +217,6 @@ class Dispatcher:
         """It waits no more, or its model's limit on a first wait no longer counts."""
         if timer := self._patience.pop(session, None):
             timer.cancel()
-
-    def _begin_queue_span(self, session: Session) -> None:
-        if not session.span.is_recording():
-            return
-        span = tracer.start_span(
-            f"send {session.model}",
-            context=trace.set_span_in_context(session.span),
-            kind=trace.SpanKind.PRODUCER,
-            attributes={
-                "messaging.system": "redis",
-                "messaging.operation.type": "send",
-                "messaging.destination.name": _stream(session),
-                "messaging.message.id": session.request_id,
-                "enginemesh.attempt": session.attempt,
-            },
-        )
-        session.traceparent, session.tracestate = telemetry.inject(trace.set_span_in_context(span))
-        self._queue_spans[session] = span
-
-    def _end_queue_span(self, session: Session) -> None:
-        if span := self._queue_spans.pop(session, None):
-            span.end()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -14,6 +14,7 @@ from opentelemetry import trace
 from enginemesh.v1 import inference_pb2
 from mesh import metrics, semconv
 from mesh.errors import MeshError
+from mesh.telemetry import NotedSpan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +40,7 @@ class RequestTrace:
         self.span = tracer.start_span(SPAN_NAME, context=parent, kind=trace.SpanKind.SERVER)
         self._arrived = arrived
         self._model = ""
+        self._admission: NotedSpan | None = None
         metrics.REQUESTS_ACTIVE.add(1)
 
     @contextmanager
@@ -47,11 +49,11 @@ class RequestTrace:
         if not self.span.is_recording():
             yield
             return
-        span = tracer.start_span("admission", context=trace.set_span_in_context(self.span))
+        self._admission = NotedSpan(self.span, "admission")
         try:
             yield
         finally:
-            span.end()
+            self._admission.end()
 
     def admitted(self, session: Session) -> None:
         """The request was accepted: what it asks for."""
@@ -83,9 +85,13 @@ class RequestTrace:
             self.span.set_status(trace.StatusCode.ERROR, reason)
             self.span.set_attribute(semconv.ERROR_TYPE, reason)
         metrics.REQUEST_DURATION.record(now - self._arrived, attributes)
+        noted = [self._admission] if self._admission is not None else []
         if session is not None:
             self._record_tokens(session, now)
+            noted += session.waits
         self.span.end()
+        for span in noted:
+            span.record(tracer)
 
     def _record_tokens(self, session: Session, now: float) -> None:
         attributes = {semconv.REQUEST_MODEL: session.model}
@@ -111,3 +117,29 @@ class RequestTrace:
         if session.terminal is not None:
             reason = inference_pb2.FinishReason.Name(session.terminal).removeprefix("FINISH_REASON_").lower()
             self.span.set_attribute(semconv.RESPONSE_FINISH_REASONS, [reason])
+
+
+def begin_wait(session: Session, stream: str) -> None:
+    """A request goes to its queue, for its first or its next attempt."""
+    if not session.span.is_recording():
+        return
+    wait = NotedSpan(
+        session.span,
+        f"send {session.model}",
+        trace.SpanKind.PRODUCER,
+        {
+            semconv.MESSAGING_SYSTEM: semconv.MESSAGING_SYSTEM_VALUE,
+            semconv.MESSAGING_OPERATION_TYPE: "send",
+            semconv.MESSAGING_DESTINATION: stream,
+            semconv.MESSAGING_MESSAGE_ID: session.request_id,
+            semconv.ATTEMPT: session.attempt,
+        },
+    )
+    session.traceparent, session.tracestate = wait.inject()
+    session.waits.append(wait)
+
+
+def end_wait(session: Session) -> None:
+    """A worker has the request, or it is over. Harmless to repeat."""
+    if session.waits:
+        session.waits[-1].end()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gateway.output import OutputStream
     from gateway.request_table import LinkSessions
     from mesh.bus.requests import Ticket
+    from mesh.telemetry import NotedSpan
 
 MICROSECOND = 1_000_000
 
@@ -78,6 +79,8 @@ class Session:
     """How long it may wait for its first worker; 0: until its deadline."""
     traceparent: str = ""
     tracestate: str = ""
+    waits: list[NotedSpan] = field(default_factory=list)
+    """Its times in a queue, one for each attempt; empty if it is not traced."""
 
     state: State = State.QUEUED
     attempt: int = 1

@@ -28,6 +28,10 @@ ANSWER_LIMIT_S = 2.0
 """A claim that its gateway has not answered by then is dropped, and others of its requests are left alone
 until it says something: a gateway that stands still must not hold slots that others could use."""
 
+SETTLE_DELAY_S = 0.02
+"""How long a settled entry waits for others to be removed with it. Its answer's first token is made in that
+time, which removing it would only delay."""
+
 Key = tuple[str, str, int]
 """Gateway's address, request id, attempt; ids are the clients' own, so two gateways may have the same."""
 
@@ -124,6 +128,7 @@ class Intake:
         while True:
             await self._has_settled.wait()
             self._has_settled.clear()
+            await asyncio.sleep(SETTLE_DELAY_S)
             while self._settled:
                 entries = list(self._settled)
                 try:

@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from cli.embedded import start_s3, start_valkey
 from mesh.bus.connection import connect
+from mesh.telemetry import SpanIds
 from tests.faulty_proxy import FaultyProxy
 from tests.sample_engine import build_sample_engine
 
@@ -105,7 +106,7 @@ def smollm2_engine():
 def _span_exporter():
     # The global provider can be set but once in a process.
     exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
+    provider = TracerProvider(id_generator=SpanIds(), shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     return exporter

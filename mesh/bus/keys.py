@@ -17,11 +17,6 @@ def engine_stream(model: str, engine: str, priority: str) -> str:
     return f"em:{{m:{model}}}:engine:{engine}:{priority}"
 
 
-def inbox_stream(model: str, worker_id: str, priority: str) -> str:
-    """Requests for one worker."""
-    return f"em:{{m:{model}}}:inbox:{worker_id}:{priority}"
-
-
 def model_engines(model: str) -> str:
     """Hash: engine digest to index record; the index of the store."""
     return f"em:{{m:{model}}}:engines"

@@ -51,6 +51,7 @@ class RequestProducer:
         self._redis = redis
         self._is_present = redis.register_script(scripts.IS_PRESENT)
         self._waiting = redis.register_script(scripts.WAITING)
+        self._remove = redis.register_script(scripts.REMOVE)
 
     async def add(self, stream: str, payload: bytes, ttl_s: float) -> Ticket:
         """Appends a serialised QueuedRequest that is worthless after `ttl_s` seconds."""
@@ -60,7 +61,7 @@ class RequestProducer:
 
     async def withdraw(self, ticket: Ticket) -> None:
         """Removes a request that is no longer wanted; harmless if a worker has it already."""
-        await _remove(self._redis, [(ticket.stream, ticket.entry_id)])
+        await self._remove(keys=[ticket.stream], args=[keys.REQUEST_GROUP, ticket.entry_id])
 
     async def present(self, tickets: Sequence[Ticket]) -> list[bool]:
         """For each ticket, whether its entry is still in its stream."""
@@ -102,18 +103,16 @@ class RequestConsumer:
         self._redis = redis
         self._worker_id = worker_id
         self._claim_idle_ms = round(claim_idle_s * 1000)
-        self._homes: dict[str, str] = {}
-        """Each stream in the order of taking, and where entries that are given back go from there."""
-        for priority in keys.PRIORITIES:
-            inbox = keys.inbox_stream(model, worker_id, priority)
-            pinned = keys.engine_stream(model, engine, priority)
-            shared = keys.model_stream(model, priority)
-            # Nobody else reads an inbox.
-            self._homes |= {inbox: shared, pinned: pinned, shared: shared}
-        self._streams = list(self._homes)
+        self._streams = [
+            stream
+            for priority in keys.PRIORITIES
+            for stream in (keys.engine_stream(model, engine, priority), keys.model_stream(model, priority))
+        ]
+        """In the order of taking."""
         self._take = redis.register_script(scripts.TAKE)
         self._put_back = redis.register_script(scripts.PUT_BACK)
         self._close = redis.register_script(scripts.CLOSE_CONSUMER)
+        self._remove = redis.register_script(scripts.REMOVE)
 
     async def open(self) -> None:
         """Makes streams and groups where they are missing. Groups start at 0: what waits already counts."""
@@ -153,17 +152,19 @@ class RequestConsumer:
 
     async def acknowledge(self, entries: Sequence[Entry]) -> None:
         """Removes entries that were confirmed or refused; harmless to repeat."""
-        await _remove(self._redis, [(entry.stream, entry.entry_id) for entry in entries])
+        streams = [entry.stream for entry in entries]
+        ids = [entry.entry_id for entry in entries]
+        if entries:
+            await self._remove(keys=streams, args=[keys.REQUEST_GROUP, *ids])
 
     async def put_back(self, entry: Entry) -> None:
         """Gives an entry back for another worker to take, behind those that wait; its deadline stays."""
-        home = self._homes[entry.stream]
-        await self._put_back(keys=[entry.stream, home], args=[keys.REQUEST_GROUP, entry.entry_id])
+        await self._put_back(keys=[entry.stream], args=[keys.REQUEST_GROUP, entry.entry_id])
 
     async def close(self) -> None:
-        """Gives back what this worker holds and what waits in its inboxes; removes its consumers."""
-        for stream, home in self._homes.items():
-            await self._close(keys=[stream, home], args=[keys.REQUEST_GROUP, self._worker_id])
+        """Gives back what this worker holds and removes its consumers."""
+        for stream in self._streams:
+            await self._close(keys=[stream], args=[keys.REQUEST_GROUP, self._worker_id])
 
     async def _recreating_groups(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Runs `call`; if Redis lost its data in between, makes the groups again and runs it once more."""
@@ -180,15 +181,3 @@ class RequestConsumer:
 def _streams(model: str, engines: Iterable[str]) -> list[str]:
     streams = [keys.model_stream(model, priority) for priority in keys.PRIORITIES]
     return streams + [keys.engine_stream(model, engine, p) for engine in engines for p in keys.PRIORITIES]
-
-
-async def _remove(redis: Redis, places: Sequence[tuple[str, str]]) -> None:
-    # Acknowledged and deleted in one transaction, so that no acknowledged entry is left behind (Redis
-    # 8.2's XACKDEL would do both; Valkey does not know it).
-    if not places:
-        return
-    async with redis.pipeline(transaction=True) as pipe:
-        for stream, entry_id in places:
-            pipe.execute_command("XACK", stream, keys.REQUEST_GROUP, entry_id)
-            pipe.execute_command("XDEL", stream, entry_id)
-        await pipe.execute()

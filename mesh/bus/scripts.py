@@ -59,43 +59,47 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 return {count, oldest and math.max(0, now - oldest) or 0}
 """
 
+REMOVE = """
+-- KEYS: the stream of each entry. ARGV: group, entry ids. Both at once, so that no acknowledged entry is left
+-- behind (Redis 8.2's XACKDEL would do it; Valkey does not know it). Harmless to repeat.
+for index, key in ipairs(KEYS) do
+  redis.call('XACK', key, ARGV[1], ARGV[index + 1])
+  redis.call('XDEL', key, ARGV[index + 1])
+end
+"""
+
 _MOVE = """
-local function move(from, to, group, id)
-  local entry = redis.call('XRANGE', from, id, id)[1]
-  redis.call('XACK', from, group, id)
+local function move_to_end(key, group, id)
+  local entry = redis.call('XRANGE', key, id, id)[1]
+  redis.call('XACK', key, group, id)
   if not entry then return end
-  redis.call('XDEL', from, id)
+  redis.call('XDEL', key, id)
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   local expires = tonumber(string.match(id, '^%d+')) + tonumber(entry[2][4])
-  redis.call('XADD', to, '*', 'request', entry[2][2], 'ttl_ms', math.max(1, expires - now))
+  redis.call('XADD', key, '*', 'request', entry[2][2], 'ttl_ms', math.max(1, expires - now))
 end
 """
 
 PUT_BACK = f"""
--- KEYS: the stream of an entry, the stream to put it at the end of. ARGV: group, entry id.
--- The entry gets a new id and keeps its deadline.
+-- KEYS: the stream of an entry. ARGV: group, entry id.
+-- Puts it at the stream's end for others to take; it gets a new id and keeps its deadline.
 {_MOVE}
-move(KEYS[1], KEYS[2], ARGV[1], ARGV[2])
+move_to_end(KEYS[1], ARGV[1], ARGV[2])
 """
 
 CLOSE_CONSUMER = f"""
--- KEYS: a request stream, the stream to put its entries at the end of. ARGV: group, consumer.
--- Puts back what the consumer holds and removes the consumer, which alone would drop what it holds. If
--- the streams differ, the first is the consumer's inbox, and goes too with all that waits there.
+-- KEYS: a request stream. ARGV: group, consumer.
+-- Puts back what the consumer holds and removes the consumer, which alone would drop what it holds.
 {_MOVE}
-local from, to, group, consumer = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
-if redis.call('EXISTS', from) == 0 then return end
+local key, group, consumer = KEYS[1], ARGV[1], ARGV[2]
+if redis.call('EXISTS', key) == 0 then return end
 repeat
-  local held = redis.pcall('XPENDING', from, group, '-', '+', 100, consumer)
+  local held = redis.pcall('XPENDING', key, group, '-', '+', 100, consumer)
   if held.err then break end
-  for _, item in ipairs(held) do move(from, to, group, item[1]) end
+  for _, item in ipairs(held) do move_to_end(key, group, item[1]) end
 until #held == 0
-redis.pcall('XGROUP', 'DELCONSUMER', from, group, consumer)
-if from ~= to then
-  for _, entry in ipairs(redis.call('XRANGE', from, '-', '+')) do move(from, to, group, entry[1]) end
-  redis.call('DEL', from)
-end
+redis.pcall('XGROUP', 'DELCONSUMER', key, group, consumer)
 """
 
 IS_PRESENT = """

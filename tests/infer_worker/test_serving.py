@@ -355,7 +355,7 @@ async def test_request_that_another_worker_left_unconfirmed_is_claimed(serve, ga
     await until(lambda: is_queue_empty(redis))
 
 
-@pytest.mark.parametrize("stream", [keys.inbox_stream(MODEL, "w1", "low"), keys.model_stream(MODEL, "high")])
+@pytest.mark.parametrize("stream", [keys.model_stream(MODEL, "low"), keys.model_stream(MODEL, "high")])
 async def test_every_stream_of_the_worker_is_read(serve, gateway, stream):
     await serve()
     await gateway.queue("r1", stream=stream)

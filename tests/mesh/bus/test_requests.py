@@ -46,7 +46,6 @@ async def test_take_gives_priorities_in_order_and_nearest_stream_first(producer,
         for stream in (
             keys.model_stream(MODEL, priority),
             keys.engine_stream(MODEL, ENGINE, priority),
-            keys.inbox_stream(MODEL, "w1", priority),
         ):
             await producer.add(stream, stream.encode(), 60)
 
@@ -54,7 +53,6 @@ async def test_take_gives_priorities_in_order_and_nearest_stream_first(producer,
         stream.encode()
         for priority in keys.PRIORITIES
         for stream in (
-            keys.inbox_stream(MODEL, "w1", priority),
             keys.engine_stream(MODEL, ENGINE, priority),
             keys.model_stream(MODEL, priority),
         )
@@ -85,12 +83,11 @@ async def test_entry_goes_to_one_worker_only(producer, open_worker):
     assert await payloads(second, claim=True) == []
 
 
-async def test_entries_of_other_engines_models_and_inboxes_are_left_alone(producer, open_worker):
+async def test_entries_of_other_engines_and_models_are_left_alone(producer, open_worker):
     worker = await open_worker("w1")
     for stream in (
         keys.engine_stream(MODEL, "f" * 64, "high"),
         keys.model_stream("other", "high"),
-        keys.inbox_stream(MODEL, "w2", "high"),
     ):
         await producer.add(stream, b"not ours", 60)
 
@@ -183,17 +180,6 @@ async def test_put_back_keeps_the_deadline(redis, producer, open_worker):
     expires = int(entry_id.split(b"-")[0]) + int(fields[b"ttl_ms"])
     # The server reads its clock once for the script and once for the id.
     assert abs(expires - int(ticket.entry_id.split("-")[0]) - 60_000) <= 2
-
-
-async def test_entry_put_back_from_an_inbox_goes_to_the_model(producer, open_worker):
-    first, second = await open_worker("w1"), await open_worker("w2")
-    await producer.add(keys.inbox_stream(MODEL, "w1", "high"), b"mine", 60)
-    await first.put_back((await first.take(1, claim=False))[0])
-
-    entries = await second.take(1, claim=False)
-    assert [(entry.stream, entry.payload) for entry in entries] == [
-        (keys.model_stream(MODEL, "high"), b"mine")
-    ]
 
 
 async def test_put_back_of_a_withdrawn_entry_does_nothing(redis, producer, open_worker):
@@ -302,17 +288,6 @@ async def test_close_gives_back_what_the_worker_held(redis, producer, open_worke
     assert await payloads(other, wanted=2000) == [b"%d" % number for number in range(1500)]
     consumers = await redis.xinfo_consumers(NORMAL, keys.REQUEST_GROUP)
     assert [consumer["name"] for consumer in consumers] == [b"w2"]
-
-
-async def test_close_moves_the_inbox_to_the_model_and_removes_it(redis, producer, open_worker):
-    closing, other = await open_worker("w1"), await open_worker("w2")
-    for payload in (b"taken", b"waiting"):
-        await producer.add(keys.inbox_stream(MODEL, "w1", "normal"), payload, 60)
-    await closing.take(1, claim=False)
-    await closing.close()
-
-    assert sorted(await payloads(other)) == [b"taken", b"waiting"]
-    assert await redis.keys("*inbox:w1*") == []
 
 
 async def test_close_after_a_loss_of_data_leaves_nothing(redis, open_worker):
