@@ -28,6 +28,9 @@ ANSWER_LIMIT_S = 2.0
 """A claim that its gateway has not answered by then is dropped, and others of its requests are left alone
 until it says something: a gateway that stands still must not hold slots that others could use."""
 
+AT_ONCE_S = 0.002
+"""A wait that gives an entry sooner than this found it in the queue, where there may be more."""
+
 SETTLE_DELAY_S = 0.02
 """How long a settled entry waits for others to be removed with it. Its answer's first token is made in that
 time, which removing it would only delay."""
@@ -92,6 +95,8 @@ class Intake:
         self._claims: dict[int, Claim] = {}
         self._keys: set[Key] = set()
         self._next_claim_pass = 0.0
+        self._is_queue_empty = False
+        """Whether the last entry had to be waited for, so that waiting for the next is all there is to do."""
         self._settled: list[Entry] = []
         self._has_settled = asyncio.Event()
         self._slot_freed = asyncio.Event()
@@ -206,11 +211,15 @@ class Intake:
         is_claim_pass = now >= self._next_claim_pass
         if is_claim_pass:
             self._next_claim_pass = now + self._claim_interval_s
-        entries = await self._consumer.take(min(self._room(), self._bite), claim=is_claim_pass)
-        if entries:
-            return entries
-        patience_s = min(BLOCK_LIMIT_S, self._next_claim_pass - self._loop.time())
-        return await self._consumer.wait(patience_s) if patience_s > 0 else []
+        if is_claim_pass or not self._is_queue_empty:
+            entries = await self._consumer.take(min(self._room(), self._bite), claim=is_claim_pass)
+            if entries:
+                return entries
+        began = self._loop.time()
+        patience_s = min(BLOCK_LIMIT_S, self._next_claim_pass - began)
+        entries = await self._consumer.wait(patience_s) if patience_s > 0 else []
+        self._is_queue_empty = self._loop.time() - began > AT_ONCE_S
+        return entries
 
     async def _receive(self, entry: Entry) -> None:
         request = _parse(entry)
