@@ -39,8 +39,10 @@ from mesh.transport import channel_options
 PROMPT_TOKENS = 64
 MAX_TOKENS = 64
 STREAMS = (1, 32)
-REPEATS = 7
-FIRST_TOKEN_REPEATS = 200
+REPEATS = 11
+FIRST_TOKEN_REPEATS = 300
+FIRST_TOKEN_PROMPT_TOKENS = 16
+"""Few, as the engine's own time for a long prompt varies by more than the mesh adds."""
 LOWEST_ID, HIGHEST_ID = 1000, 40_000
 LOAD_LIMIT_S = 120.0
 
@@ -112,9 +114,9 @@ async def measure(alone: EngineAlone, address: str, model: str, console: Console
         plan = [(streams, MAX_TOKENS) for _ in range(REPEATS) for streams in STREAMS]
         plan += [(1, 2)] * FIRST_TOKEN_REPEATS
         for number, (streams, max_tokens) in enumerate([(1, 2), (max(STREAMS), 8), *plan]):
+            length = PROMPT_TOKENS if max_tokens == MAX_TOKENS else FIRST_TOKEN_PROMPT_TOKENS
             prompts = [
-                [source.randrange(LOWEST_ID, HIGHEST_ID) for _ in range(PROMPT_TOKENS)]
-                for _ in range(streams)
+                [source.randrange(LOWEST_ID, HIGHEST_ID) for _ in range(length)] for _ in range(streams)
             ]
             results: dict[str, dict[str, Any]] = {}
             for who in ("mesh", "engine") if number % 2 else ("engine", "mesh"):
