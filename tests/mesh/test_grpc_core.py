@@ -20,7 +20,14 @@ class Watch:
 sys.meta_path.insert(0, Watch())
 importlib.import_module(sys.argv[1])
 """
-ENTRIES = ["gateway.main", "infer_worker.main", "build_worker.main", "cli.main", "cli.client", "benchmarks.cpu"]
+ENTRIES = [
+    "gateway.main",
+    "infer_worker.main",
+    "build_worker.main",
+    "cli.main",
+    "cli.client",
+    "benchmarks.cpu",
+]
 CHOICE = "-event_engine_client,-event_engine_listener"
 
 
