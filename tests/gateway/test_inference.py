@@ -140,6 +140,7 @@ async def test_a_stop_string_ends_the_sequence_at_the_worker(stub, worker):
 
 
 async def test_a_cancelled_call_is_withdrawn_from_the_queue(stub, gateway, redis):
+    """Field case 11, before it runs."""
     call = stub.Generate(request())
 
     async def is_queued():
@@ -157,6 +158,7 @@ async def test_a_cancelled_call_is_withdrawn_from_the_queue(stub, gateway, redis
 
 
 async def test_a_cancelled_call_stops_its_sequence(stub, worker, gateway):
+    """Field case 11, while it runs."""
     call = stub.Generate(request())
     reading = asyncio.ensure_future(collect(call))
     _, handle = await worker.begin()
@@ -256,6 +258,7 @@ async def test_missing_tokens_are_asked_for_again(stub, worker):
 
 
 async def test_an_entry_that_a_dead_worker_took_is_run_by_another(stub, worker, second_worker):
+    """Field case 3: once, by the other."""
     answer = asyncio.ensure_future(collect(stub.Generate(request())))
     taken = await worker.take()
     again = await asyncio.wait_for(second_worker.take(claim=True), 10)
