@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import build_worker.backends
+import infer_worker.backends
+from mesh.engine_import import NEEDED_FILES
+from mesh.kinds import KINDS
+
 ROOT = Path(__file__).parent.parent
 SERVICES = ("gateway", "build_worker", "infer_worker")
 HEAVY = ("torch", "openvino", "openvino_genai", "tensorrt_llm", "vllm", "nncf", "transformers")
@@ -39,6 +44,12 @@ def test_no_service_imports_another(package):
 def test_mesh_imports_no_service():
     for path in files("mesh"):
         assert not imported(path) & {*SERVICES, "cli", "tests"}, path
+
+
+def test_every_kind_is_built_run_and_imported():
+    assert build_worker.backends._BUILDERS.keys() == KINDS.keys()
+    assert infer_worker.backends._BACKENDS.keys() == KINDS.keys()
+    assert NEEDED_FILES.keys() == KINDS.keys()
 
 
 @pytest.mark.parametrize(("library", "owner"), [("redis", "mesh/bus"), ("minio", "mesh/object_store.py")])

@@ -1,4 +1,4 @@
-"""Engine kinds. A new kind is one module here and one line in the table."""
+"""Builders by engine kind. docs/builds.md, "Adding a kind", lists what belongs to a new one."""
 
 from __future__ import annotations
 

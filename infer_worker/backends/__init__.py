@@ -1,4 +1,4 @@
-"""Engine kinds by name. A new kind is a file here, one in build_worker/backends, and a line in each table."""
+"""Runners by engine kind. docs/builds.md, "Adding a kind", lists what belongs to a new one."""
 
 from __future__ import annotations
 
