@@ -1,6 +1,6 @@
 """The protocol's core: which request is where, who may run it, and what to undo when it ends.
 
-Pure bookkeeping. docs/protocol.md states the rules; every transition is here, none elsewhere.
+Pure bookkeeping, with the session's own (gateway/session.py). docs/protocol.md states the rules.
 """
 
 from __future__ import annotations

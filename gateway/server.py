@@ -107,7 +107,7 @@ class Gateway:
             WaitingRoom(settings),
             producer,
             settings.gateway_id,
-            f"{settings.link_host}:{link_port}",
+            settings.link_address(link_port),
         )
         self.links = LinksServicer(
             self.dispatcher, settings.gateway_id, settings.heartbeat_interval_s, settings.silence_limit_s
@@ -122,7 +122,7 @@ class Gateway:
         await self._link_server.start()
 
         await self.catalogue.open()
-        self._run(self._renew_lease(f"{settings.link_host}:{link_port}"))
+        self._run(self._renew_lease(settings.link_address(link_port)))
         self._run(self.links.watch())
         self._run(self.dispatcher.audit())
         self._run(self.catalogue.watch())

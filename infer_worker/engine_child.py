@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from enginemesh.internal.v1 import engine_process_pb2
 from infer_worker.backends import backend_class
-from infer_worker.pair import Pair
+from infer_worker.child_pair import Pair
 from mesh.manifest import Manifest
 from mesh.parent_death import die_with_parent, guard_group
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from enginemesh.internal.v1 import engine_process_pb2
-from infer_worker.frames import FrameReader, encode_frame
+from infer_worker.child_messages import MessageReader, encode_message
 from mesh.errors import PreconditionError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class EngineProcess(asyncio.Protocol):
         self._loop = loop
         self._on_step = on_step
         self._on_stats = on_stats
-        self._reader = FrameReader()
+        self._reader = MessageReader()
         self._ready: asyncio.Future[engine_process_pb2.EngineReady] = loop.create_future()
         self._closed = asyncio.Event()
         self.last_heard = loop.time()
@@ -117,8 +117,8 @@ class EngineProcess(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         self.last_heard = self._loop.time()
-        for frame in self._reader.feed(data):
-            event = engine_process_pb2.EngineEvent.FromString(frame)
+        for message in self._reader.feed(data):
+            event = engine_process_pb2.EngineEvent.FromString(message)
             kind = event.WhichOneof("event")
             if kind == "step":
                 self._on_step(event.step)
@@ -143,4 +143,4 @@ class EngineProcess(asyncio.Protocol):
 
     def _send(self, command: engine_process_pb2.EngineCommand) -> None:
         if not self._transport.is_closing():
-            self._transport.write(encode_frame(command))
+            self._transport.write(encode_message(command))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
 import grpc
@@ -119,8 +118,7 @@ class Link:
                 return
             if self._is_beat_due:
                 self._is_beat_due = False
-                heartbeat = link_pb2.Heartbeat(unix_us=time.time_ns() // 1000)
-                await call.write(link_pb2.WorkerMessage(heartbeat=heartbeat))
+                await call.write(link_pb2.WorkerMessage(heartbeat=link_pb2.Heartbeat()))
                 self._last_sent = self._loop.time()
             await self.outbox.wait()
 

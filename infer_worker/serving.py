@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -51,9 +50,7 @@ class Serving:
         self._kv_cache_usage: float | None = None
         self._busy_since = 0.0
         self._table = SequenceTable(manifest.model)
-        hello = link_pb2.Hello(
-            worker_id=settings.worker_id, engine=manifest.digest, incarnation=uuid.uuid4().hex
-        )
+        hello = link_pb2.Hello(worker_id=settings.worker_id, engine=manifest.digest)
         self._links = LinkSet(hello, self._take_message, self._lose_link)
         consumer = RequestConsumer(
             redis, manifest.model, manifest.digest, settings.worker_id, settings.claim_idle_s

@@ -29,7 +29,7 @@ NEEDED_FILES: Mapping[str, tuple[str, ...]] = {
     "fake": ("script.json",),
     "openvino": ("openvino_model.xml", "openvino_model.bin"),
     "tensorrt_llm": ("config.json", "rank0.engine"),
-    "vllm": ("config.json",),
+    "vllm": ("checkpoint/config.json", "compile-cache.tar"),
 }
 """What an engine of each kind cannot do without."""
 

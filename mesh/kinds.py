@@ -61,6 +61,19 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheShare:
+    """How a kind bounds its KV cache on a GPU.
+
+    Attributes:
+        option: Its option that holds a share, 0 to 1.
+        is_of_device: Whether that is a share of the whole device for everything, not of what the rest leaves.
+    """
+
+    option: str
+    is_of_device: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Kind:
     """An engine kind.
 
@@ -76,6 +89,7 @@ class Kind:
         max_tensor_parallel, max_pipeline_parallel: GPUs of one engine.
         steps_need_room: Whether a step must have room for a token of every sequence.
         options: By name.
+        cache_share: What its KV cache may take of a GPU; None: all that is left.
     """
 
     name: str
@@ -91,6 +105,7 @@ class Kind:
     max_pipeline_parallel: int = 1
     steps_need_room: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
+    cache_share: CacheShare | None = None
 
     @property
     def default_precision(self) -> str:
@@ -180,6 +195,7 @@ _TENSORRT_LLM = Kind(
     max_tensor_parallel=MAX_GPUS,
     max_pipeline_parallel=MAX_GPUS,
     steps_need_room=True,
+    cache_share=CacheShare("free_gpu_memory_fraction", is_of_device=False),
     options={
         "gemm_plugin": Option(
             "choice", "kernels of matrix products", choices=(*_PLUGIN_TYPES, "fp8", "nvfp4")
@@ -252,16 +268,16 @@ _VLLM = Kind(
         "bf16": "as the model was trained",
         "fp16": "half precision",
         "fp8": "8-bit floats; compute capability 8.9 and later",
-        "int4_awq": "4 bits a weight (AWQ)",
-        "nvfp4": "4-bit floats; compute capability 10.0 and later",
+        "int4_awq": "4 bits a weight (AWQ), as the source has them",
+        "nvfp4": "4-bit floats, as the source has them; compute capability 10.0 and later",
     },
-    calibrated=frozenset({"fp8", "int4_awq", "nvfp4"}),
     kv_cache_precisions={"bf16": "half precision", "fp8": "8-bit floats, half the memory"},
     speculation=("draft_model", "prompt_lookup", "medusa", "eagle"),
-    max_lora=64,
+    max_lora=1,
     max_tensor_parallel=MAX_GPUS,
     max_pipeline_parallel=MAX_GPUS,
     steps_need_room=True,
+    cache_share=CacheShare("gpu_memory_utilization", is_of_device=True),
     options={
         "gpu_memory_utilization": Option("number", "share of the GPU's memory that it takes", "0.9", high=1),
         "block_size": Option("integer", "tokens of a block of the KV cache", low=1, high=1024),

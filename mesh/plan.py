@@ -219,19 +219,19 @@ def _suggested_num_tokens(shape: ModelShape, target: Target, tensor_parallel: in
 def _cache_room(spec: ModelFile, target: Target, load: _Load, max_seq_len: int) -> int:
     """What the engine kind gives to its KV cache, per device.
 
-    vLLM takes a share of the whole device for everything, TensorRT-LLM a share of what is left. On a CPU
-    the cache is small however large the host is.
+    On a CPU the cache is small however large the host is.
     """
     left = max(0, target.memory_bytes - load.total)
     if target.device_type == "cpu":
         return min(left, max(CPU_CACHE_BYTES, sequence_bytes(load.kv_bytes, max_seq_len)))
-    if spec.kind == "vllm":
-        return max(0, int(_share(spec, "gpu_memory_utilization") * target.memory_bytes) - load.total)
-    return int(_share(spec, "free_gpu_memory_fraction") * left)
-
-
-def _share(spec: ModelFile, name: str) -> float:
-    return float(spec.options.get(name) or KINDS[spec.kind].options[name].default)
+    kind = KINDS[spec.kind]
+    rule = kind.cache_share
+    if rule is None:
+        return left
+    share = float(spec.options.get(rule.option) or kind.options[rule.option].default)
+    if rule.is_of_device:
+        return max(0, int(share * target.memory_bytes) - load.total)
+    return int(share * left)
 
 
 def _suggested_batch(sequences: int, limit: int) -> int:

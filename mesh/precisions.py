@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GPTQ_GROUP = 128
+AWQ_GROUP = 128
 NVFP4_GROUP = 16
 
 
@@ -27,7 +27,7 @@ class Precision:
 
 _AMPERE, _ADA, _BLACKWELL = (8, 0), (8, 9), (10, 0)
 _VOLTA = (7, 0)
-_GROUPED_INT4_BITS = 4 + 16 / GPTQ_GROUP
+_GROUPED_INT4_BITS = 4 + 16 / AWQ_GROUP
 
 PRECISIONS = {
     "fp32": Precision(32, _VOLTA),
@@ -38,7 +38,6 @@ PRECISIONS = {
     "int8_sq": Precision(8, _AMPERE),
     "int4": Precision(_GROUPED_INT4_BITS, _AMPERE),
     "int4_awq": Precision(_GROUPED_INT4_BITS, _AMPERE),
-    "int4_gptq": Precision(_GROUPED_INT4_BITS, _AMPERE),
     "w4a8_awq": Precision(_GROUPED_INT4_BITS, _ADA),  # its activations are FP8
     "nvfp4": Precision(4 + 8 / NVFP4_GROUP, _BLACKWELL),
 }

@@ -8,28 +8,15 @@ are used are written out here.
 from __future__ import annotations
 
 ERROR_TYPE = "error.type"
-SERVER_ADDRESS = "server.address"
-SERVER_PORT = "server.port"
-
-RPC_SYSTEM = "rpc.system"
-RPC_SERVICE = "rpc.service"
-RPC_METHOD = "rpc.method"
-RPC_GRPC_STATUS_CODE = "rpc.grpc.status_code"
 
 OPERATION = "gen_ai.operation.name"
 PROVIDER = "gen_ai.provider.name"
 REQUEST_MODEL = "gen_ai.request.model"
 REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
 REQUEST_TEMPERATURE = "gen_ai.request.temperature"
-REQUEST_TOP_P = "gen_ai.request.top_p"
-REQUEST_TOP_K = "gen_ai.request.top_k"
-REQUEST_SEED = "gen_ai.request.seed"
-RESPONSE_MODEL = "gen_ai.response.model"
-RESPONSE_ID = "gen_ai.response.id"
 RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
-CACHED_INPUT_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105 -- the name of an attribute, no secret
 
 MESSAGING_SYSTEM = "messaging.system"

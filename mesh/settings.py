@@ -12,8 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from typing_extensions import Self
 
 MIB = 1 << 20
 
@@ -54,6 +55,8 @@ class MeshSettings(BaseSettings):
     drain_timeout_s: float = Field(30.0, ge=0, description="Grace time after SIGTERM for running streams")
 
 
+_WILDCARDS = ("0.0.0.0", "::", "[::]", "")  # noqa: S104 - to refuse them
+
 SIGNING_KEY = "Private Ed25519 key, in PEM, that signs what is published"
 
 
@@ -74,7 +77,11 @@ class GatewaySettings(MeshSettings):
     )
     host: str = Field("127.0.0.1", description="Address that clients reach")
     port: int = Field(50051, ge=0, le=65535, description="Port that clients reach; 0: any free one")
-    link_host: str = Field("127.0.0.1", description="Address that workers reach; goes into every queue entry")
+    link_host: str = Field("127.0.0.1", description="Address to listen on for links of workers")
+    link_advertise_host: str = Field(
+        "",
+        description="Host by which workers reach this process, told in every queue entry; empty: link_host",
+    )
     link_port: int = Field(0, ge=0, le=65535, description="Port that workers reach; 0: any free one")
     max_message_bytes: int = Field(16 * MIB, gt=0, description="Largest gRPC message in either direction")
     max_prompt_bytes: int = Field(4 * MIB, gt=0, description="Longest prompt or conversation, in UTF-8 bytes")
@@ -95,6 +102,16 @@ class GatewaySettings(MeshSettings):
     )
     max_attempts: int = Field(3, gt=0, description="Workers that a request is tried on")
     default_timeout_s: float = Field(600.0, gt=0, description="Deadline of a call that sets none")
+
+    @model_validator(mode="after")
+    def _check_advertised(self) -> Self:
+        if self.link_host in _WILDCARDS and not self.link_advertise_host:
+            raise ValueError(f"link_advertise_host: needed, as workers cannot call {self.link_host!r}")
+        return self
+
+    def link_address(self, port: int) -> str:
+        """Where workers reach this process, "host:port", when it listens on `port`."""
+        return f"{self.link_advertise_host or self.link_host}:{port}"
 
 
 class WorkerSettings(MeshSettings):

@@ -1,7 +1,7 @@
 """gRPC channel arguments, the same on both ends of every connection of the mesh.
 
 Names are those of gRPC core (include/grpc/impl/channel_arg_names.h); core ignores a misspelt one in
-silence, so tests/mesh/test_transport.py checks what each is there for.
+silence, so tests/gateway/test_server.py checks what they are there for: pings, bursts, large messages.
 """
 
 from __future__ import annotations

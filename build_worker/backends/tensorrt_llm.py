@@ -53,7 +53,6 @@ PARTS = (QUANTISE, COMPILE, COLLECT)
 
 CONFIG = "config.json"
 TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-TIMING_VERSIONS = ("tensorrt", "tensorrt_llm")
 TIMING_IN, TIMING_OUT = "timing-in.cache", "timing-out.cache"
 
 
@@ -119,7 +118,7 @@ class TensorRtLlmBuilder:
     def _compile(self, job: BuildInput, result: Path, report: Report) -> None:
         spec, checkpoint = job.spec, Checkpoint(_previous(job))
         taken_file, left_file = job.work / TIMING_IN, job.work / TIMING_OUT
-        cache = TimingCache(self._objects(), job.target, installed_versions(*TIMING_VERSIONS))
+        cache = TimingCache(self._objects(), job.target, installed_versions(*TENSORRT_LLM_TOOLS))
         taken = cache.take(taken_file)
         words = [
             *("--checkpoint_dir", str(checkpoint.folder), "--output_dir", str(result)),

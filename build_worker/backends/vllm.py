@@ -48,8 +48,6 @@ class VllmBuilder:
     def validate(self, spec: ModelFile) -> None:
         """See Builder."""
         spec.check()
-        if len(spec.lora) > 1:
-            raise InvalidFieldError("spec.lora", "a request names no adapter, so an engine can hold one only")
         for module in ("vllm", "torch", "safetensors"):
             if find_spec(module) is None:
                 raise PreconditionError(

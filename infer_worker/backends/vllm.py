@@ -53,7 +53,7 @@ class VllmBackend:
         self._sequences: dict[str, _Sequence] = {}
         self._ended: list[step_pb2.SequenceFinish] = []
         self._first_token_us: list[int] = []
-        self._prompt_tokens = self._workd_tokens = self._batch_size = 0
+        self._prompt_tokens = self._cached_tokens = self._batch_size = 0
         self._adapter: Any = None
 
     @staticmethod
@@ -147,7 +147,7 @@ class VllmBackend:
             first_token_us=self._first_token_us,
         )
         if self._prompt_tokens:
-            stats.kv_cache_hit_rate = self._workd_tokens / self._prompt_tokens
+            stats.kv_cache_hit_rate = self._cached_tokens / self._prompt_tokens
         self._first_token_us.clear()
         return stats
 
@@ -187,7 +187,7 @@ class VllmBackend:
         if prefill is not None:
             sequence.cached = prefill.num_cached_tokens
             self._prompt_tokens += prefill.num_prompt_tokens
-            self._workd_tokens += prefill.num_cached_tokens
+            self._cached_tokens += prefill.num_cached_tokens
 
 
 def _finish(sequence_id: int, sequence: _Sequence, reason: str) -> step_pb2.SequenceFinish:

@@ -42,7 +42,7 @@ class ScriptedWorker:
         """Opens the link to a gateway."""
         self._channel = grpc.aio.insecure_channel(address)
         self._call = link_pb2_grpc.LinksStub(self._channel).Connect()
-        hello = link_pb2.Hello(worker_id=self.worker_id, engine=self._engine, incarnation="1")
+        hello = link_pb2.Hello(worker_id=self.worker_id, engine=self._engine)
         await self._call.write(link_pb2.WorkerMessage(hello=hello))
         self._reader = asyncio.ensure_future(self._read())
         self._beating = asyncio.ensure_future(self._beat())

@@ -9,6 +9,7 @@ from google.rpc import error_details_pb2
 from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from pydantic import ValidationError
 
 from enginemesh.v1 import (
     engines_pb2,
@@ -211,3 +212,11 @@ async def test_a_draining_gateway_ends_its_streams_well_and_refuses_new_ones(gat
     await worker.send((handle, 0, [*b"y"]), finishes=[(handle, LENGTH)])
     assert (await answer)[0] == "y"
     await stopping
+
+
+def test_a_gateway_that_listens_everywhere_must_say_where_it_is():
+    with pytest.raises(ValidationError, match="link_advertise_host"):
+        GatewaySettings(link_host="0.0.0.0")
+    settings = GatewaySettings(link_host="0.0.0.0", link_advertise_host="gateway-1")
+    assert settings.link_address(7) == "gateway-1:7"
+    assert GatewaySettings(link_host="10.0.0.1").link_address(7) == "10.0.0.1:7"

@@ -18,6 +18,8 @@ def test_table_agrees_with_itself(kind):
     assert set(kind.precisions) - {"none"} <= set(PRECISIONS)
     assert set(kind.speculation) <= {"draft_model", "prompt_lookup", "medusa", "eagle", "lookahead"}
     assert kind.meaning
+    if kind.cache_share is not None:
+        assert float(kind.options[kind.cache_share.option].default) <= 1
     for option in kind.options.values():
         assert option.meaning
         assert bool(option.choices) == (option.type == "choice")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from enginemesh.internal.v1 import step_pb2 as enginemesh_dot_internal_dot_v1_dot_step__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!enginemesh/internal/v1/link.proto\x12\x16\x65nginemesh.internal.v1\x1a!enginemesh/internal/v1/step.proto\"\xe8\x01\n\rWorkerMessage\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.enginemesh.internal.v1.HelloH\x00\x12\x30\n\x06\x63laims\x18\x02 \x01(\x0b\x32\x1e.enginemesh.internal.v1.ClaimsH\x00\x12\x32\n\x04step\x18\x03 \x01(\x0b\x32\".enginemesh.internal.v1.StepOutputH\x00\x12\x36\n\theartbeat\x18\x04 \x01(\x0b\x32!.enginemesh.internal.v1.HeartbeatH\x00\x42\t\n\x07message\"\xa7\x01\n\x0eGatewayMessage\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32\".enginemesh.internal.v1.HelloReply\x12\x0e\n\x06grants\x18\x02 \x03(\r\x12\x10\n\x08refusals\x18\x03 \x03(\r\x12\x0f\n\x07\x63\x61ncels\x18\x04 \x03(\r\x12/\n\x07resends\x18\x05 \x03(\x0b\x32\x1e.enginemesh.internal.v1.Resend\"?\n\x05Hello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"?\n\nHelloReply\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x1d\n\x15heartbeat_interval_ms\x18\x02 \x01(\r\"7\n\x06\x43laims\x12-\n\x06\x63laims\x18\x01 \x03(\x0b\x32\x1d.enginemesh.internal.v1.Claim\"<\n\x05\x43laim\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06handle\x18\x03 \x01(\r\"(\n\x06Resend\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\r\"\x1c\n\tHeartbeat\x12\x0f\n\x07unix_us\x18\x01 \x01(\x04\x32\x65\n\x05Links\x12\\\n\x07\x43onnect\x12%.enginemesh.internal.v1.WorkerMessage\x1a&.enginemesh.internal.v1.GatewayMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!enginemesh/internal/v1/link.proto\x12\x16\x65nginemesh.internal.v1\x1a!enginemesh/internal/v1/step.proto\"\xe8\x01\n\rWorkerMessage\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.enginemesh.internal.v1.HelloH\x00\x12\x30\n\x06\x63laims\x18\x02 \x01(\x0b\x32\x1e.enginemesh.internal.v1.ClaimsH\x00\x12\x32\n\x04step\x18\x03 \x01(\x0b\x32\".enginemesh.internal.v1.StepOutputH\x00\x12\x36\n\theartbeat\x18\x04 \x01(\x0b\x32!.enginemesh.internal.v1.HeartbeatH\x00\x42\t\n\x07message\"\xa7\x01\n\x0eGatewayMessage\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32\".enginemesh.internal.v1.HelloReply\x12\x0e\n\x06grants\x18\x02 \x03(\r\x12\x10\n\x08refusals\x18\x03 \x03(\r\x12\x0f\n\x07\x63\x61ncels\x18\x04 \x03(\r\x12/\n\x07resends\x18\x05 \x03(\x0b\x32\x1e.enginemesh.internal.v1.Resend\"0\n\x05Hello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\tJ\x04\x08\x03\x10\x04\"?\n\nHelloReply\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x1d\n\x15heartbeat_interval_ms\x18\x02 \x01(\r\"7\n\x06\x43laims\x12-\n\x06\x63laims\x18\x01 \x03(\x0b\x32\x1d.enginemesh.internal.v1.Claim\"<\n\x05\x43laim\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06handle\x18\x03 \x01(\r\"(\n\x06Resend\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\r\"\x11\n\tHeartbeatJ\x04\x08\x01\x10\x02\x32\x65\n\x05Links\x12\\\n\x07\x43onnect\x12%.enginemesh.internal.v1.WorkerMessage\x1a&.enginemesh.internal.v1.GatewayMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,17 +37,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GATEWAYMESSAGE']._serialized_start=332
   _globals['_GATEWAYMESSAGE']._serialized_end=499
   _globals['_HELLO']._serialized_start=501
-  _globals['_HELLO']._serialized_end=564
-  _globals['_HELLOREPLY']._serialized_start=566
-  _globals['_HELLOREPLY']._serialized_end=629
-  _globals['_CLAIMS']._serialized_start=631
-  _globals['_CLAIMS']._serialized_end=686
-  _globals['_CLAIM']._serialized_start=688
-  _globals['_CLAIM']._serialized_end=748
-  _globals['_RESEND']._serialized_start=750
-  _globals['_RESEND']._serialized_end=790
-  _globals['_HEARTBEAT']._serialized_start=792
-  _globals['_HEARTBEAT']._serialized_end=820
-  _globals['_LINKS']._serialized_start=822
-  _globals['_LINKS']._serialized_end=923
+  _globals['_HELLO']._serialized_end=549
+  _globals['_HELLOREPLY']._serialized_start=551
+  _globals['_HELLOREPLY']._serialized_end=614
+  _globals['_CLAIMS']._serialized_start=616
+  _globals['_CLAIMS']._serialized_end=671
+  _globals['_CLAIM']._serialized_start=673
+  _globals['_CLAIM']._serialized_end=733
+  _globals['_RESEND']._serialized_start=735
+  _globals['_RESEND']._serialized_end=775
+  _globals['_HEARTBEAT']._serialized_start=777
+  _globals['_HEARTBEAT']._serialized_end=794
+  _globals['_LINKS']._serialized_start=796
+  _globals['_LINKS']._serialized_end=897
 # @@protoc_insertion_point(module_scope)

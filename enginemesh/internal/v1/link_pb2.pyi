@@ -133,21 +133,17 @@ class Hello(Message):
 
     WORKER_ID_FIELD_NUMBER: int
     ENGINE_FIELD_NUMBER: int
-    INCARNATION_FIELD_NUMBER: int
     worker_id: str
     """The worker's id."""
     engine: str
     """Its engine, the digest alone."""
-    incarnation: str
-    """Changes each time that the worker's process starts."""
     def __init__(
         self,
         *,
         worker_id: str = ...,
         engine: str = ...,
-        incarnation: str = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["engine", b"engine", "incarnation", b"incarnation", "worker_id", b"worker_id"]
+    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["engine", b"engine", "worker_id", b"worker_id"]
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
 
 @final
@@ -246,13 +242,6 @@ class Heartbeat(Message):
 
     DESCRIPTOR: Descriptor
 
-    UNIX_US_FIELD_NUMBER: int
-    unix_us: int
-    """Wall clock of the worker in Unix microseconds, for people who read logs."""
     def __init__(
         self,
-        *,
-        unix_us: int = ...,
     ) -> None: ...
-    _ClearFieldArgType: typing_extensions.TypeAlias = Literal["unix_us", b"unix_us"]
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct("<I")
 
 
-def encode_frame(message: Message) -> bytes:
+def encode_message(message: Message) -> bytes:
     """A message with its length in front."""
     data = message.SerializeToString()
     return _LENGTH.pack(len(data)) + data
 
 
-class FrameReader:
+class MessageReader:
     """Cuts a stream of bytes into messages."""
 
     def __init__(self) -> None:

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from enginemesh.internal.v1 import engine_process_pb2, step_pb2
-from infer_worker.frames import FrameReader, encode_frame
-from infer_worker.pair import CONGESTED_BYTES, Pair
+from infer_worker.child_messages import MessageReader, encode_message
+from infer_worker.child_pair import CONGESTED_BYTES, Pair
 
 BIG = engine_process_pb2.EngineEvent(step=step_pb2.StepOutput(token_ids=range(100_000)))
 
@@ -23,14 +23,14 @@ def ends():
 
 
 def _events(data):
-    return [engine_process_pb2.EngineEvent.FromString(frame) for frame in FrameReader().feed(data)]
+    return [engine_process_pb2.EngineEvent.FromString(frame) for frame in MessageReader().feed(data)]
 
 
 def test_commands_come_in(ends):
     pair, worker = ends
     assert pair.receive(0) == []
     command = engine_process_pb2.EngineCommand(cancel=3)
-    worker.sendall(encode_frame(command) * 2)
+    worker.sendall(encode_message(command) * 2)
     assert pair.receive(5) == [command, command]
 
 
@@ -40,11 +40,11 @@ def test_worker_that_does_not_read_never_blocks_the_engine(ends):
     while not pair.is_congested:
         pair.send(BIG)
         count += 1
-    worker.sendall(encode_frame(engine_process_pb2.EngineCommand(cancel=3)))
+    worker.sendall(encode_message(engine_process_pb2.EngineCommand(cancel=3)))
     assert [command.cancel for command in pair.receive(5)] == [3]  # it still hears
 
     data = b""
-    total = count * len(encode_frame(BIG))
+    total = count * len(encode_message(BIG))
     while len(data) < total:
         pair.receive(0)
         data += worker.recv(1 << 20)

@@ -6,7 +6,7 @@ import selectors
 from typing import TYPE_CHECKING
 
 from enginemesh.internal.v1 import engine_process_pb2
-from infer_worker.frames import FrameReader, encode_frame
+from infer_worker.child_messages import MessageReader, encode_message
 
 if TYPE_CHECKING:
     import socket
@@ -26,7 +26,7 @@ class Pair:
         self._connection = connection
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
-        self._reader = FrameReader()
+        self._reader = MessageReader()
         self._unsent = bytearray()
         self.is_open = True
 
@@ -52,7 +52,7 @@ class Pair:
 
     def send(self, event: engine_process_pb2.EngineEvent) -> None:
         """Sends an event, or as much of it as goes now."""
-        self._unsent += encode_frame(event)
+        self._unsent += encode_message(event)
         self._flush()
 
     def drain(self) -> None:
@@ -68,7 +68,7 @@ class Pair:
         except ConnectionError:
             data = b""
         self.is_open = self.is_open and bool(data)
-        return [engine_process_pb2.EngineCommand.FromString(frame) for frame in self._reader.feed(data)]
+        return [engine_process_pb2.EngineCommand.FromString(message) for message in self._reader.feed(data)]
 
     def _flush(self) -> None:
         try:
