@@ -235,8 +235,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", default=list(MEASUREMENTS), choices=[*MEASUREMENTS, []])
-    for name in parser.parse_args().names:
+    parser.add_argument("names", nargs="*", metavar="{" + ",".join(MEASUREMENTS) + "}")
+    names = parser.parse_args().names or list(MEASUREMENTS)
+    if unknown := set(names) - set(MEASUREMENTS):
+        parser.error(f"no such measurement: {', '.join(sorted(unknown))}")
+    for name in names:
         _, workers, slots, settings = MEASUREMENTS[name]
         with running(workers, slots, settings) as (mesh, model):
             result = asyncio.run(measure(mesh, model, name))

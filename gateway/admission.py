@@ -158,6 +158,13 @@ def admit(
     return AdmittedRequest(sampling, fitting, pinned)
 
 
+def can_run(engine: Manifest, prompt_tokens: int, sampling: sampling_pb2.SamplingParams) -> bool:
+    """Whether an engine of the right vocabulary can run a request whose max_tokens is settled."""
+    has_all = _needed_capabilities(sampling).keys() <= capabilities.offered(engine.capabilities)
+    takes_prompt = engine.max_input_len is None or prompt_tokens <= engine.max_input_len
+    return has_all and takes_prompt and prompt_tokens + sampling.max_tokens <= engine.max_seq_len
+
+
 def _taking_prompt(field: str, prompt_tokens: int, engines: list[Manifest]) -> list[Manifest]:
     """The engines without a limit on prompts alone, or with one that this prompt keeps."""
     taking = [e for e in engines if e.max_input_len is None or prompt_tokens <= e.max_input_len]

@@ -83,13 +83,10 @@ class Catalogue:
         known = self._models.get(name)
         return known if known is not None else await self._update(name)
 
-    def can_run(self, model: str, engine: str, prompt_tokens: int, max_tokens: int) -> bool:
-        """Whether an engine of a model is known here, and a request of this size stays within its limits."""
+    def engine(self, model: str, digest: str) -> Manifest | None:
+        """An engine of a model, if both are known here."""
         known = self._models.get(model)
-        manifest = known.engines.get(engine) if known is not None else None
-        if manifest is None or prompt_tokens + max_tokens > manifest.max_seq_len:
-            return False
-        return manifest.max_input_len is None or prompt_tokens <= manifest.max_input_len
+        return known.engines.get(digest) if known is not None else None
 
     async def names(self) -> list[str]:
         """All models that have an engine; what is known here as long as the index is not whole."""

@@ -25,6 +25,7 @@ from enginemesh.v1 import (
     workers_pb2,
     workers_pb2_grpc,
 )
+from gateway import admission
 from gateway.builds import BuildsServicer
 from gateway.catalogue import Catalogue
 from gateway.dispatcher import Dispatcher
@@ -52,6 +53,7 @@ from mesh.signing import Trust
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from gateway.session import Session
     from mesh.settings import GatewaySettings
 
 log = structlog.get_logger(__name__)
@@ -112,12 +114,7 @@ class Gateway:
         self.links = LinksServicer(
             self.dispatcher, settings.gateway_id, settings.heartbeat_interval_s, settings.silence_limit_s
         )
-        self.links.is_fit = lambda session, engine: (
-            not session.engine
-            and self.catalogue.can_run(
-                session.model, engine, len(session.prompt_ids), session.sampling.max_tokens
-            )
-        )
+        self.links.is_fit = self._is_fit
         link_pb2_grpc.add_LinksServicer_to_server(self.links, self._link_server)
         await self._link_server.start()
 
@@ -138,6 +135,12 @@ class Gateway:
         await self._server.start()
         self._run(self.inference.watch_stalls())
         log.info("gateway ready", address=f"{settings.host}:{self.port}", id=settings.gateway_id)
+
+    def _is_fit(self, session: Session, digest: str) -> bool:
+        engine = self.catalogue.engine(session.model, digest)
+        if engine is None or session.engine:  # unknown, or another one was asked for
+            return False
+        return admission.can_run(engine, len(session.prompt_ids), session.sampling)
 
     async def stop(self) -> None:
         """Drains: health first, no new requests, running streams end well within the grace time."""
