@@ -49,6 +49,7 @@ from mesh.engine_removal import EngineRemover
 from mesh.engine_store import EngineStore
 from mesh.object_store import ObjectStore
 from mesh.signing import Trust
+from mesh.waiting import cancel_until_ended
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -150,8 +151,7 @@ class Gateway:
         await self.table.until_empty(self._settings.drain_timeout_s)
         await self._server.stop(CLOSE_GRACE_S)
         await self.dispatcher.close()
-        for task in self._background:
-            task.cancel()
+        await cancel_until_ended(*self._background)
         await self._link_server.stop(0)
         try:
             await self._leases.release(self._settings.gateway_id)
