@@ -136,6 +136,7 @@ async def measure(alone: EngineAlone, address: str, model: str, console: Console
 def summarise(result: dict[str, Any]) -> dict[str, float]:
     """The figures that count, from the raw rounds."""
     rounds = result["rounds"]
+    firsts = [r for r in rounds if r["max_tokens"] != MAX_TOKENS]
 
     def median_rate(who: str, streams: int) -> float:
         return statistics.median(
@@ -149,7 +150,6 @@ def summarise(result: dict[str, Any]) -> dict[str, float]:
     def first_token(who: str) -> float:
         return statistics.median(r[who]["first_token_s"][0] for r in firsts)
 
-    firsts = [r for r in rounds if r["max_tokens"] != MAX_TOKENS]
     added = [r["mesh"]["first_token_s"][0] - r["engine"]["first_token_s"][0] for r in firsts]
     many = max(STREAMS)
     equal = [r["mesh"]["tokens"] == r["engine"]["tokens"] for r in rounds]

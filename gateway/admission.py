@@ -14,7 +14,7 @@ from mesh.errors import ExhaustedError, InvalidFieldError, UnsupportedError
 from mesh.manifest import MODEL_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from mesh.manifest import Manifest
 
@@ -135,7 +135,7 @@ def admit(
     """
     _check_stop_tokens(checked.sampling.stop_token_ids, engines[0].tokenizer.vocab_size)
     needed = _needed_capabilities(checked.sampling)
-    able = [engine for engine in engines if needed.keys() <= capabilities.offered(engine.capabilities)]
+    able = [engine for engine in engines if _has_all(engine, needed)]
     if not able:
         missing = min((needed.keys() - capabilities.offered(e.capabilities) for e in engines), key=len)
         capability = min(missing)
@@ -160,14 +160,24 @@ def admit(
 
 def can_run(engine: Manifest, prompt_tokens: int, sampling: sampling_pb2.SamplingParams) -> bool:
     """Whether an engine of the right vocabulary can run a request whose max_tokens is settled."""
-    has_all = _needed_capabilities(sampling).keys() <= capabilities.offered(engine.capabilities)
-    takes_prompt = engine.max_input_len is None or prompt_tokens <= engine.max_input_len
-    return has_all and takes_prompt and prompt_tokens + sampling.max_tokens <= engine.max_seq_len
+    return (
+        _has_all(engine, _needed_capabilities(sampling))
+        and _takes_prompt(engine, prompt_tokens)
+        and prompt_tokens + sampling.max_tokens <= engine.max_seq_len
+    )
+
+
+def _has_all(engine: Manifest, needed: Mapping[str, str]) -> bool:
+    return needed.keys() <= capabilities.offered(engine.capabilities)
+
+
+def _takes_prompt(engine: Manifest, prompt_tokens: int) -> bool:
+    """Whether the engine has no limit on prompts alone, or one that this prompt keeps."""
+    return engine.max_input_len is None or prompt_tokens <= engine.max_input_len
 
 
 def _taking_prompt(field: str, prompt_tokens: int, engines: list[Manifest]) -> list[Manifest]:
-    """The engines without a limit on prompts alone, or with one that this prompt keeps."""
-    taking = [e for e in engines if e.max_input_len is None or prompt_tokens <= e.max_input_len]
+    taking = [engine for engine in engines if _takes_prompt(engine, prompt_tokens)]
     if not taking:
         limit = max(engine.max_input_len or 0 for engine in engines)
         problem = f"has {prompt_tokens} tokens; the engine takes a prompt of {limit}"

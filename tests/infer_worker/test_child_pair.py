@@ -23,7 +23,7 @@ def ends():
 
 
 def _events(data):
-    return [engine_process_pb2.EngineEvent.FromString(frame) for frame in MessageReader().feed(data)]
+    return [engine_process_pb2.EngineEvent.FromString(message) for message in MessageReader().feed(data)]
 
 
 def test_commands_come_in(ends):
